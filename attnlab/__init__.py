@@ -1,0 +1,3 @@
+"""attnlab: the codebase in which a claim about attention is settled."""
+
+__version__ = "0.1.0"
