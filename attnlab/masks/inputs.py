@@ -1,0 +1,128 @@
+"""What the constructors of masks accept, and the one-line errors for everything else.
+
+Lengths set shapes and are Python ints. Every other number is data: a Python int, a numpy or jax
+integer array, or a traced value. Data are checked where their values are known; a traced value
+cannot be, and its constructor says what an impossible one then means.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+INT32 = np.iinfo(np.int32)
+
+
+def length(name: str, value: Any) -> int:
+    """A static length: an int >= 1."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        raise TypeError(
+            f"{name} sets a shape and must be a Python int, not {type(value).__name__}"
+            f"{_shape_of(value)}"
+        )
+    if value < 1:
+        raise ValueError(f"{name} is {value}; it must be at least 1")
+    return int(value)
+
+
+def lengths(q_len: Any, kv_len: Any) -> tuple[int, int]:
+    """(T, S); S is T where kv_len is None."""
+    T = length("q_len", q_len)
+    return T, T if kv_len is None else length("kv_len", kv_len)
+
+
+def number(name: str, value: Any, low: int | None = None, high: int | None = None) -> Array:
+    """Integer data, scalar, `[B]` or `[B, N]`, as strong int32 `(1|B, 1|N, 1)`.
+
+    Values beyond int32 saturate. Raises TypeError for floats and bools, ValueError where a value
+    that is known lies outside [low, high].
+    """
+    x = integers(name, value)
+    if x.ndim > 2:
+        raise ValueError(
+            f"{name} has shape {x.shape}; it must be a scalar, [batch] or [batch, heads]"
+        )
+    if is_known(x):
+        _check_range(name, np.asarray(x), low, high)
+    x = jnp.asarray(x)
+    return x.reshape((*x.shape, 1, 1, 1)[:3])
+
+
+def span(name: str, start: Any, n: Any, size_name: str, size: int) -> tuple[Array, int]:
+    """(start, n) with start an int32 scalar, known values checked to lie within `size`."""
+    n = length("n", n)
+    if n > size:
+        raise ValueError(f"n is {n}; {size_name} is only {size}")
+    x = number(name, start, low=0, high=size - n)
+    if x.size != 1:
+        raise ValueError(f"{name} must be one number; map over several with jax.vmap")
+    return x.reshape(()), n
+
+
+def integers(name: str, value: Any) -> Array | np.ndarray:
+    """Integer data of any shape as int32, strong if traced; numpy where the values are known."""
+    x = value
+    if is_known(x):
+        if isinstance(x, int) and not isinstance(x, bool):
+            x = min(max(x, INT32.min), INT32.max)
+        x = np.asarray(x)
+        if x.size == 0 and x.dtype == np.float64:
+            x = x.astype(np.int32)  # numpy calls an empty list float
+    if not np.issubdtype(x.dtype, np.integer):
+        raise TypeError(f"{name} must hold integers, not {x.dtype}")
+    info, xp = np.iinfo(x.dtype), np if isinstance(x, np.ndarray) else jnp
+    if info.max > INT32.max:
+        x = xp.minimum(x, xp.asarray(INT32.max, x.dtype))
+    if info.min < INT32.min:
+        x = xp.maximum(x, xp.asarray(INT32.min, x.dtype))
+    if isinstance(x, np.ndarray):
+        return x.astype(np.int32)
+    return lax.convert_element_type(x, jnp.int32)
+
+
+def booleans(name: str, value: Any) -> Array:
+    """Boolean data, True = may read. Raises TypeError for 0/1 numbers and additive masks."""
+    x = value if isinstance(value, jax.Array) else np.asarray(value)
+    if x.dtype != np.bool_:
+        raise TypeError(
+            f"{name} must be boolean with True meaning 'may read', not {x.dtype}; "
+            f"write `{name} != 0` for 0/1, `{name} > -1` for an additive mask"
+        )
+    return jnp.asarray(x)
+
+
+def is_known(value: Any) -> bool:
+    """The values can be looked at: not a tracer, nor a list that contains one."""
+    return not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(value))
+
+
+def add(a: Array, b: Array) -> Array:
+    """int32 addition that saturates instead of wrapping, so that huge windows stay huge."""
+    total = a + b
+    wrapped = (a ^ total) & (b ^ total) < 0
+    return jnp.where(wrapped, jnp.where(b < 0, INT32.min, INT32.max), total)
+
+
+def subtract(a: Array, b: Array) -> Array:
+    """int32 subtraction that saturates instead of wrapping."""
+    total = a - b
+    wrapped = (a ^ b) & (a ^ total) < 0
+    return jnp.where(wrapped, jnp.where(a < 0, INT32.min, INT32.max), total)
+
+
+def _check_range(name: str, x: np.ndarray, low: int | None, high: int | None) -> None:
+    bad = np.zeros(x.shape, bool)
+    if low is not None:
+        bad |= x < low
+    if high is not None:
+        bad |= x > high
+    if bad.any():
+        allowed = f"at least {low}" if high is None else f"between {low} and {high}"
+        raise ValueError(f"{name} is {x[bad].flat[0]}; it must be {allowed}")
+
+
+def _shape_of(value: Any) -> str:
+    shape = getattr(value, "shape", None)
+    return "" if shape is None else f" of shape {tuple(shape)}"
