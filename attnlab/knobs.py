@@ -1,0 +1,318 @@
+"""How a configuration splits: what changes shapes is static, what changes arithmetic is data.
+
+config -> (Architecture, Budget)   static and hashable: one compiled program for each distinct pair
+       -> Knobs                    a pytree of arrays: one value per member of the population
+"""
+
+import dataclasses
+import difflib
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from attnlab import mask_text, norms, positions
+from attnlab.attention.api import IMPLEMENTATIONS
+from attnlab.masks import Mask
+from attnlab.objectives import Objective
+from attnlab.optimizer import OptimizerKnobs
+
+ACTIVATIONS = ("float32", "bfloat16")
+LOGIT_SCALES = ("inv_sqrt_head_dim", "inv_head_dim", "inv_sqrt_width", "none")
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """Everything that fixes shapes and program structure.
+
+    `position_families` and `qk_norms` are those that some member of the group uses; the others are not in the
+    program at all.
+    """
+
+    vocab_size: int  # V: classes the model predicts
+    input_size: int  # ids it can read: V and the special ones ([MASK], [BOS])
+    context: int
+    layers: int
+    width: int
+    heads: int
+    kv_heads: int
+    mlp_width: int
+    attention: str = "auto"
+    activations: str = "float32"
+    position_families: tuple[str, ...] = ()
+    qk_norms: tuple[str, ...] = ()
+
+    @property
+    def head_dim(self) -> int:
+        return self.width // self.heads
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The static side of training: sizes of a batch, of a call and of an evaluation."""
+
+    corpus: str
+    batch_size: int
+    log_every: int
+    eval_every: int
+    eval_windows: int
+    final_eval_windows: int
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class ModelKnobs:
+    """Gates and scales inside the network; every leaf a scalar, one gate per family of the architecture.
+
+    `positions`: float32, 1 on and 0 off. `qk_norm`: bool. `norm_center`: float32, 1 LayerNorm and 0 RMSNorm.
+    `logit_scale`: float32, multiplies q.k.
+    """
+
+    positions: dict[str, Array]
+    qk_norm: dict[str, Array]
+    norm_center: Array
+    logit_scale: Array
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Knobs:
+    """One member's data. Stacked along a leading axis they are a population's."""
+
+    mask: Mask
+    objective: Objective
+    model: ModelKnobs
+    optimizer: OptimizerKnobs
+    seed_init: Array  # uint32
+    seed_data: Array  # uint32
+
+
+def check_keys(config: Mapping[str, Any], reference: Mapping[str, Any], prefix: str = "") -> None:
+    """Refuses keys of `config` that `reference` lacks, missing ones, and values of another type.
+
+    Raises:
+      ValueError: naming the key, with the nearest known one.
+    """
+    for key in config:
+        if key not in reference:
+            near = difflib.get_close_matches(key, list(reference), n=1)
+            hint = (
+                f"did you mean {prefix}{near[0]}?"
+                if near
+                else f"allowed: {', '.join(sorted(reference))}"
+            )
+            raise ValueError(f"config.{prefix}{key}: unknown key; {hint}")
+    for key, expected in reference.items():
+        if key not in config:
+            raise ValueError(f"config.{prefix}{key}: missing")
+        value = config[key]
+        if isinstance(expected, Mapping):
+            if not isinstance(value, Mapping):
+                raise ValueError(f"config.{prefix}{key}: must be a section, got {value!r}")
+            check_keys(value, expected, f"{prefix}{key}.")
+        elif not _same_type(value, expected):
+            kind = type(expected).__name__
+            raise ValueError(
+                f"config.{prefix}{key}: must be {kind}, got {value!r} ({type(value).__name__})"
+            )
+
+
+def _same_type(value: Any, expected: Any) -> bool:
+    if isinstance(expected, float):
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    return type(value) is type(expected)
+
+
+def check_values(config: Mapping[str, Any]) -> None:
+    """Refuses impossible values, field by field, in one line that names field, value and what is allowed.
+
+    Raises:
+      ValueError: the first fault found.
+    """
+    flat = dict(flatten(config))
+    for field in (
+        "context",
+        "batch_size",
+        "steps",
+        "log_every",
+        "model.layers",
+        "model.width",
+        "model.heads",
+        "model.kv_heads",
+        "model.mlp_ratio",
+        "eval.every",
+        "eval.windows",
+        "eval.final_windows",
+    ):
+        if flat[field] < 1:
+            raise ValueError(f"config.{field}: must be at least 1, got {flat[field]}")
+    _check_divides(flat, "model.heads", "model.width")
+    _check_divides(flat, "model.kv_heads", "model.heads")
+    _check_divides(flat, "log_every", "steps")
+    _check_divides(flat, "log_every", "eval.every")
+    _check_divides(flat, "batch_size", "eval.windows")
+    _check_divides(flat, "eval.windows", "eval.final_windows")
+    _check_choice("model.norm", flat["model.norm"], norms.NORMS)
+    _check_choice("model.qk_norm", flat["model.qk_norm"], ("none", *norms.QK_NORMS))
+    _check_choice("model.activations", flat["model.activations"], ACTIVATIONS)
+    _check_choice("model.attention", flat["model.attention"], ("auto", *IMPLEMENTATIONS))
+    _check_optimizer(flat)
+    for field in ("seed.init", "seed.data"):
+        if not 0 <= flat[field] < 2**32:
+            raise ValueError(f"config.{field}: must be 0 <= seed < 2^32, got {flat[field]}")
+    families = positions.parse(flat["positions"])
+    head_dim = flat["model.width"] // flat["model.heads"]
+    if "rope" in families and head_dim % 2:
+        raise ValueError(
+            f"config.model.width: rope needs an even head_dim, got {head_dim} "
+            f"({flat['model.width']} / {flat['model.heads']} heads)"
+        )
+    if "sinusoidal" in families and flat["model.width"] % 2:
+        raise ValueError(
+            f"config.model.width: sinusoidal positions need an even width, got {flat['model.width']}"
+        )
+    parse_logit_scale(flat["model.logit_scale"], head_dim=head_dim, width=flat["model.width"])
+    Objective.parse(flat["objective"])
+    mask_text.parse(flat["mask"], flat["context"])
+
+
+def _check_optimizer(flat: Mapping[str, Any]) -> None:
+    limits = {
+        "learning_rate": (0.0, math.inf, "a finite number >= 0"),
+        "final_fraction": (0.0, 1.0, "between 0 and 1"),
+        "weight_decay": (0.0, math.inf, "a finite number >= 0"),
+        "b1": (0.0, 1.0 - 1e-9, "0 <= b1 < 1"),
+        "b2": (0.0, 1.0 - 1e-9, "0 <= b2 < 1"),
+        "warmup_steps": (0, math.inf, "at least 0"),
+    }
+    for name, (low, high, allowed) in limits.items():
+        value = flat[f"optimizer.{name}"]
+        if not (low <= value <= high and math.isfinite(value)):
+            raise ValueError(f"config.optimizer.{name}: must be {allowed}, got {value}")
+    if not flat["optimizer.clip_norm"] > 0:
+        raise ValueError(
+            f"config.optimizer.clip_norm: must be > 0 (inf: never clip), got {flat['optimizer.clip_norm']}"
+        )
+
+
+def _check_divides(flat: Mapping[str, Any], divisor: str, of: str) -> None:
+    if flat[of] % flat[divisor]:
+        raise ValueError(
+            f"config.{of}: must be a multiple of {divisor}, got {flat[of]} with {divisor} = {flat[divisor]}"
+        )
+
+
+def _check_choice(field: str, value: str, allowed: Sequence[str]) -> None:
+    if value not in allowed:
+        raise ValueError(f"config.{field}: got {value!r}; allowed: {', '.join(allowed)}")
+
+
+def parse_logit_scale(text: str, *, head_dim: int, width: int) -> float:
+    """The number that multiplies q.k.
+
+    Raises:
+      ValueError: neither a name of `LOGIT_SCALES` nor a positive finite number.
+    """
+    named = {
+        "inv_sqrt_head_dim": head_dim**-0.5,  # Vaswani et al. 2017
+        "inv_head_dim": 1.0 / head_dim,  # muP
+        "inv_sqrt_width": width**-0.5,  # the common mistake: width for head_dim
+        "none": 1.0,
+    }
+    try:
+        value = named[text] if text in named else float(text)
+        if not 0 < value < math.inf:
+            raise ValueError
+    except ValueError:
+        raise ValueError(
+            f"config.model.logit_scale: got {text!r}; allowed: {', '.join(LOGIT_SCALES)}, or a number > 0"
+        ) from None
+    return value
+
+
+def architecture(config: Mapping[str, Any], *, vocab_size: int, input_size: int) -> Architecture:
+    """The static part of one member, with the families that this member alone uses."""
+    model = config["model"]
+    return Architecture(
+        vocab_size=vocab_size,
+        input_size=input_size,
+        context=config["context"],
+        layers=model["layers"],
+        width=model["width"],
+        heads=model["heads"],
+        kv_heads=model["kv_heads"],
+        mlp_width=model["width"] * model["mlp_ratio"],
+        attention=model["attention"],
+        activations=model["activations"],
+        position_families=tuple(sorted(positions.parse(config["positions"]))),
+        qk_norms=() if model["qk_norm"] == "none" else (model["qk_norm"],),
+    )
+
+
+def union(architectures: Sequence[Architecture]) -> Architecture:
+    """The architecture of a group: the members' own, with every family that one of them uses."""
+    families = sorted({f for a in architectures for f in a.position_families})
+    kinds = sorted({k for a in architectures for k in a.qk_norms})
+    return dataclasses.replace(
+        architectures[0], position_families=tuple(families), qk_norms=tuple(kinds)
+    )
+
+
+def without_families(arch: Architecture) -> Architecture:
+    """What two members must share to train in one program."""
+    return dataclasses.replace(arch, position_families=(), qk_norms=())
+
+
+def budget(config: Mapping[str, Any]) -> Budget:
+    """The static part of training of one member."""
+    return Budget(
+        corpus=config["corpus"],
+        batch_size=config["batch_size"],
+        log_every=config["log_every"],
+        eval_every=config["eval"]["every"],
+        eval_windows=config["eval"]["windows"],
+        final_eval_windows=config["eval"]["final_windows"],
+    )
+
+
+def knobs(config: Mapping[str, Any], arch: Architecture) -> Knobs:
+    """The data part of one member, with a gate for each family of the group's architecture."""
+    model, optimizer = config["model"], config["optimizer"]
+    families = positions.parse(config["positions"])
+    scale = parse_logit_scale(model["logit_scale"], head_dim=arch.head_dim, width=arch.width)
+    return Knobs(
+        mask=mask_text.parse(config["mask"], config["context"]).canonical(),
+        objective=Objective.parse(config["objective"]),
+        model=ModelKnobs(
+            positions={f: jnp.float32(f in families) for f in arch.position_families},
+            qk_norm={k: jnp.bool_(k == model["qk_norm"]) for k in arch.qk_norms},
+            norm_center=jnp.float32(model["norm"] == "layernorm"),
+            logit_scale=jnp.float32(scale),
+        ),
+        optimizer=OptimizerKnobs(
+            learning_rate=jnp.float32(optimizer["learning_rate"]),
+            warmup_steps=jnp.int32(optimizer["warmup_steps"]),
+            total_steps=jnp.int32(config["steps"]),
+            final_fraction=jnp.float32(optimizer["final_fraction"]),
+            weight_decay=jnp.float32(optimizer["weight_decay"]),
+            clip_norm=jnp.float32(optimizer["clip_norm"]),
+            b1=jnp.float32(optimizer["b1"]),
+            b2=jnp.float32(optimizer["b2"]),
+        ),
+        seed_init=jnp.uint32(config["seed"]["init"]),
+        seed_data=jnp.uint32(config["seed"]["data"]),
+    )
+
+
+def flatten(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """`{"model": {"width": 64}}` -> `("model.width", 64)`, in sorted order."""
+    for key in sorted(config):
+        value = config[key]
+        if isinstance(value, Mapping):
+            yield from flatten(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value

@@ -1,0 +1,241 @@
+"""The transformer: one pre-norm block for every mask, position family and norm.
+
+    x = x + Attention(norm(x));  x = x + Mlp(norm(x));  logits = head(norm(x))
+
+Initialisation: every kernel is a truncated normal of variance 1/fan_in (flax `lecun_normal`), so queries and keys
+have about unit variance per dimension at the start; token and position tables are normal with standard
+deviation width^-1/2; gains are 1. There are no biases. The output head is not tied to the embedding.
+
+This is the only file that knows flax. Modules are thin: parameters are plain nested dicts, `apply` is a pure
+function, and intermediates are returned by name, never sown. A parameter that only some architectures have lives
+in a module of its own, because flax derives a parameter's key from its module's path and its order within it:
+so the same seed gives the same shared parameters whatever families are in the program.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from attnlab import norms, positions
+from attnlab.attention import AttentionStats, attend
+from attnlab.attention.bias import Alibi
+from attnlab.knobs import Architecture, ModelKnobs
+from attnlab.masks import Mask
+
+Params = Mapping[str, Any]
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Placement:
+    """Where the tokens stand, in the forms that blocks use; made once and read by every block.
+
+    `rotation`: RoPE's (cos, sin), float32 [1|B, T, 1, H/2] each. `bias`: ALiBi. None: not in this program.
+    """
+
+    rotation: tuple[Array, Array] | None
+    bias: Alibi | None
+
+
+def place(arch: Architecture, knobs: ModelKnobs, positions_BT: Array) -> Placement:
+    """The placement of tokens at integer `positions_BT` (1 in place of B when all examples agree)."""
+    rotation, bias = None, None
+    if "rope" in arch.position_families:
+        frequencies = positions.rope_frequencies(arch.head_dim) * knobs.positions["rope"]
+        rotation = positions.rope_rotation(positions_BT, frequencies)
+    if "alibi" in arch.position_families:
+        slopes_N = positions.alibi_slopes(arch.heads) * knobs.positions["alibi"]
+        bias = Alibi(slopes_N, positions_BT, positions_BT)
+    return Placement(rotation, bias)
+
+
+def _kernel(module: nn.Module, name: str, fan_in: int, fan_out: int) -> Array:
+    return module.param(name, nn.initializers.lecun_normal(), (fan_in, fan_out), jnp.float32)
+
+
+def _gain(module: nn.Module, name: str, width: int) -> Array:
+    return module.param(name, nn.initializers.ones, (width,), jnp.float32)
+
+
+def _matmul(x_BTD: Array, kernel_DF: Array) -> Array:
+    """x @ kernel as one [B*T, D] product: XLA's CPU back end runs a third faster than on [B, T, D]."""
+    B, T, D = x_BTD.shape
+    return (x_BTD.reshape(B * T, D) @ kernel_DF.astype(x_BTD.dtype)).reshape(B, T, -1)
+
+
+def _norm(x_BTD: Array, gain_D: Array, center: Array) -> Array:
+    return norms.normalize(x_BTD, center=center) * gain_D.astype(x_BTD.dtype)[None, None, :]
+
+
+class QKNorm(nn.Module):
+    """Normalizes queries and keys per head; the gains are shared by the heads of a layer."""
+
+    @nn.compact
+    def __call__(
+        self, q_BTNH: Array, k_BTKH: Array, gates: dict[str, Array]
+    ) -> tuple[Array, Array]:
+        H = q_BTNH.shape[-1]
+        q_gain, k_gain = _gain(self, "query_gain", H), _gain(self, "key_gain", H)
+        return norms.qk_norm(q_BTNH, q_gain, gates), norms.qk_norm(k_BTKH, k_gain, gates)
+
+
+class Attention(nn.Module):
+    """Multi-head attention; QK-norm before RoPE, the scale applied once, inside `attend`."""
+
+    arch: Architecture
+
+    @nn.compact
+    def __call__(
+        self, x_BTD: Array, mask: Mask, knobs: ModelKnobs, placement: Placement, stats: bool
+    ) -> tuple[Array, AttentionStats | None]:
+        a = self.arch
+        B, T, D = x_BTD.shape
+        N, K, H = a.heads, a.kv_heads, a.head_dim
+        qkv = _matmul(x_BTD, _kernel(self, "qkv_kernel", D, (N + 2 * K) * H))
+        q_BTNH, k_BTKH, v_BTKH = jnp.split(qkv.reshape(B, T, N + 2 * K, H), (N, N + K), axis=2)
+        if a.qk_norms:
+            q_BTNH, k_BTKH = QKNorm(name="qk_norm")(q_BTNH, k_BTKH, knobs.qk_norm)
+        if placement.rotation is not None:
+            q_BTNH = positions.rope(q_BTNH, placement.rotation)
+            k_BTKH = positions.rope(k_BTKH, placement.rotation)
+        out = attend(
+            q_BTNH, k_BTKH, v_BTKH, mask,
+            scale=knobs.logit_scale, bias=placement.bias, impl=a.attention, stats=stats,
+        )  # fmt: skip
+        out_BTNH, attention_stats = out if stats else (out, None)
+        out_BTD = _matmul(out_BTNH.reshape(B, T, N * H), _kernel(self, "out_kernel", N * H, D))
+        return out_BTD, attention_stats
+
+
+class Mlp(nn.Module):
+    """Two matrices with a GELU (tanh form) between them."""
+
+    mlp_width: int
+
+    @nn.compact
+    def __call__(self, x_BTD: Array) -> Array:
+        D = x_BTD.shape[-1]
+        hidden_BTF = nn.gelu(_matmul(x_BTD, _kernel(self, "up_kernel", D, self.mlp_width)))
+        return _matmul(hidden_BTF, _kernel(self, "down_kernel", self.mlp_width, D))
+
+
+class Block(nn.Module):
+    """Attention and MLP, each on a normalized copy of the residual stream."""
+
+    arch: Architecture
+
+    @nn.compact
+    def __call__(
+        self, x_BTD: Array, mask: Mask, knobs: ModelKnobs, placement: Placement, stats: bool
+    ) -> tuple[Array, AttentionStats | None]:
+        D, center = x_BTD.shape[-1], knobs.norm_center
+        normed = _norm(x_BTD, _gain(self, "attention_norm_gain", D), center)
+        out, attention_stats = Attention(self.arch, name="attention")(
+            normed, mask, knobs, placement, stats
+        )
+        x_BTD = x_BTD + out
+        normed = _norm(x_BTD, _gain(self, "mlp_norm_gain", D), center)
+        return x_BTD + Mlp(self.arch.mlp_width, name="mlp")(normed), attention_stats
+
+
+class LearnedPositions(nn.Module):
+    """A table with one row per position of the context.
+
+    A position beyond the table is refused when it is known (JAX would clamp the index and read the last row);
+    traced positions beyond it give NaN, so that they cannot pass unseen.
+    """
+
+    context: int
+
+    @nn.compact
+    def __call__(self, positions_BT: Array, width: int) -> Array:
+        table_TD = self.param(
+            "table", nn.initializers.normal(width**-0.5), (self.context, width), jnp.float32
+        )
+        return jnp.take(table_TD, positions_BT, axis=0, mode="fill")
+
+
+class Transformer(nn.Module):
+    """Token ids int32 [B, T] -> (logits float32 [B, T, V], {"attention": a list of stats per layer})."""
+
+    arch: Architecture
+
+    @nn.compact
+    def __call__(
+        self,
+        tokens_BT: Array,
+        mask: Mask,
+        knobs: ModelKnobs,
+        *,
+        positions_BT: Array | None = None,
+        stats: bool = False,
+    ) -> tuple[Array, dict[str, Any]]:
+        a = self.arch
+        if positions_BT is None:
+            if "learned" in a.position_families and tokens_BT.shape[1] > a.context:
+                raise ValueError(
+                    f"tokens: length {tokens_BT.shape[1]} exceeds the learned position table of "
+                    f"{a.context} rows; allowed: at most context tokens"
+                )
+            positions_BT = positions.by_index(tokens_BT.shape[1])
+        x_BTD = self._embed(tokens_BT, positions_BT, knobs).astype(a.activations)
+        placement = place(a, knobs, positions_BT)
+        layer_stats = []
+        for layer in range(a.layers):
+            block = Block(a, name=f"block_{layer:02d}")
+            x_BTD, s = block(x_BTD, mask, knobs, placement, stats)
+            layer_stats.append(s)
+        x_BTD = _norm(x_BTD, _gain(self, "final_norm_gain", a.width), knobs.norm_center)
+        logits_BTV = _matmul(x_BTD, _kernel(self, "head_kernel", a.width, a.vocab_size))
+        return logits_BTV.astype(jnp.float32), {"attention": layer_stats if stats else []}
+
+    def _embed(self, tokens_BT: Array, positions_BT: Array, knobs: ModelKnobs) -> Array:
+        a = self.arch
+        table_VD = self.param(
+            "embedding", nn.initializers.normal(a.width**-0.5), (a.input_size, a.width), jnp.float32
+        )
+        x_BTD = table_VD[tokens_BT]
+        if "learned" in a.position_families:
+            learned = LearnedPositions(a.context, name="positions")(positions_BT, a.width)
+            x_BTD = x_BTD + knobs.positions["learned"] * learned
+        if "sinusoidal" in a.position_families:
+            # Vaswani et al. scale the tokens up by sqrt(D) instead; the ratio of the two is the same.
+            wave = positions.sinusoidal(positions_BT, a.width) * a.width**-0.5
+            x_BTD = x_BTD + knobs.positions["sinusoidal"] * wave
+        return x_BTD
+
+
+def init(arch: Architecture, seed: Array) -> Params:
+    """Parameters of one member from its uint32 seed (may be traced): a nested dict of float32 arrays."""
+    zero = jnp.float32(0.0)
+    knobs = ModelKnobs(
+        positions=dict.fromkeys(arch.position_families, zero),
+        qk_norm=dict.fromkeys(arch.qk_norms, jnp.bool_(False)),
+        norm_center=zero,
+        logit_scale=zero,
+    )
+    tokens = jnp.zeros((1, 1), jnp.int32)
+    one = jnp.ones((1, 1, 1), jnp.int32)
+    mask = Mask(lo=one - 1, hi=one, dense=None, kv_len=1)
+    return Transformer(arch).init(jax.random.key(seed), tokens, mask, knobs)["params"]
+
+
+def apply(
+    arch: Architecture,
+    params: Params,
+    tokens_BT: Array,
+    mask: Mask,
+    knobs: ModelKnobs,
+    *,
+    positions_BT: Array | None = None,
+    stats: bool = False,
+) -> tuple[Array, dict[str, Any]]:
+    """Runs the network: see `Transformer`."""
+    return Transformer(arch).apply(
+        {"params": params}, tokens_BT, mask, knobs, positions_BT=positions_BT, stats=stats
+    )

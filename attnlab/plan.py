@@ -1,0 +1,111 @@
+"""From many configurations to few programs: members and the groups that train together.
+
+Members of a group differ in data only: mask, objective, position family, norm, scale, learning rate, seed.
+Everything a user can get wrong is refused here, before anything is compiled or written.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from attnlab import knobs as knobs_lib
+from attnlab import objectives
+from attnlab.data.corpora import Corpus
+from attnlab.knobs import Architecture, Budget, Knobs
+from attnlab.results import arm_of
+from attnlab.tracking import run_id
+from attnlab.training import Task
+
+
+@dataclass(frozen=True)
+class Member:
+    """One training run: its identity, its resolved configuration, and which arm of the comparison it is."""
+
+    id: str
+    name: str
+    arm: str
+    config: Mapping[str, Any]
+    architecture: Architecture
+    budget: Budget
+
+    @property
+    def steps(self) -> int:
+        return int(self.config["steps"])
+
+
+@dataclass(frozen=True)
+class Group:
+    """Members that train in one program."""
+
+    task: Task
+    corpus: Corpus
+    members: tuple[Member, ...]
+
+    def knobs(self) -> list[Knobs]:
+        """Each member's data, with a gate for every family of the group."""
+        return [knobs_lib.knobs(m.config, self.task.architecture) for m in self.members]
+
+    @property
+    def steps(self) -> int:
+        """Updates of the longest member."""
+        return max(m.steps for m in self.members)
+
+
+def plan(
+    sweep: str,
+    configs: Sequence[Mapping[str, Any]],
+    base: Mapping[str, Any],
+    load_corpus: Callable[[str], Corpus],
+) -> list[Group]:
+    """Checks every configuration and groups them by their static part; nothing is compiled or written.
+
+    `sweep`: name of the sweep, part of every member's id. `base`: the configuration that holds every knob.
+    `load_corpus`: called once per corpus.
+
+    Raises:
+      ValueError: no member, an unknown or missing key, an impossible value, two equal members.
+    """
+    if not configs:
+        raise ValueError(f"sweep {sweep}: it has no members")
+    for config in configs:
+        knobs_lib.check_keys(config, base)
+        knobs_lib.check_values(config)
+    corpora = {name: load_corpus(name) for name in dict.fromkeys(c["corpus"] for c in configs)}
+    members = [_member(sweep, config, corpora[config["corpus"]]) for config in configs]
+    _refuse_equal(members)
+    groups: dict[tuple[Architecture, Budget], list[Member]] = {}
+    for member in members:
+        key = (knobs_lib.without_families(member.architecture), member.budget)
+        groups.setdefault(key, []).append(member)
+    return [_group(members, corpora) for members in groups.values()]
+
+
+def _member(sweep: str, config: Mapping[str, Any], corpus: Corpus) -> Member:
+    budget = knobs_lib.budget(config)
+    length = objectives.window_length(config["context"])
+    corpus.check_window(length)
+    arm = arm_of(config)
+    arch = knobs_lib.architecture(
+        config, vocab_size=corpus.vocabulary.size, input_size=corpus.vocabulary.input_size
+    )
+    return Member(
+        run_id(sweep, config), f"{arm} s{config['seed']['init']}", arm, config, arch, budget
+    )
+
+
+def _refuse_equal(members: Sequence[Member]) -> None:
+    seen: dict[str, int] = {}
+    for index, member in enumerate(members):
+        if member.id in seen:
+            raise ValueError(
+                f"members {seen[member.id]} and {index} ({member.name}) are equal: every member must "
+                "differ from the others in at least one value"
+            )
+        seen[member.id] = index
+
+
+def _group(members: Sequence[Member], corpora: Mapping[str, Corpus]) -> Group:
+    corpus = corpora[members[0].budget.corpus]
+    arch = knobs_lib.union([m.architecture for m in members])
+    task = Task(arch, members[0].budget, mask_id=corpus.vocabulary.mask_id)
+    return Group(task, corpus, tuple(members))

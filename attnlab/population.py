@@ -1,0 +1,293 @@
+"""The population engine: one compiled train step for all members of a group.
+
+Members are sharded over the devices of a one-axis mesh. On a CPU the members of a device run one after another
+(`lax.map`), each for a chunk of updates; on an accelerator they are vmapped, so that small members fill the chip.
+Measured on 2 cores with two host devices this is 1.5 to 3 times as fast as ordinary single runs.
+"""
+
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from attnlab import training
+from attnlab.data import sampling
+from attnlab.knobs import Knobs
+from attnlab.objectives import window_length
+from attnlab.plan import Group
+from attnlab.training import NEVER, Task, TrainState
+
+AXIS = "member"
+
+
+def member_mesh(members: int) -> Mesh:
+    """A mesh over as many devices as there are members to give them, at most all."""
+    devices = jax.devices()[:members]
+    return jax.make_mesh((len(devices),), (AXIS,), axis_types=(AxisType.Auto,), devices=devices)
+
+
+class Program:
+    """The compiled functions of one group on one mesh, and how often each was traced."""
+
+    def __init__(self, task: Task, mesh: Mesh):
+        self.task = task
+        self.mesh = mesh
+        self.traces = {"train": 0, "evaluate": 0}
+        self.members = NamedSharding(mesh, P(AXIS))
+        self.everywhere = NamedSharding(mesh, P())
+        one_by_one = mesh.devices.flat[0].platform == "cpu"
+        over_members = _mapped if one_by_one else jax.vmap
+        sharded, whole = P(AXIS), P()
+
+        def init(knobs: Knobs) -> TrainState:
+            return over_members(lambda k: training.init_state(task, k))(knobs)
+
+        def train(states: TrainState, knobs: Knobs, tokens: Array) -> Any:
+            self.traces["train"] += 1
+
+            def chunk(state: TrainState, k: Knobs) -> Any:
+                return training.train_chunk(task, state, k, tokens)
+
+            return over_members(_skip_inactive(chunk) if one_by_one else chunk)(states, knobs)
+
+        def evaluate(states: TrainState, knobs: Knobs, windows: Array, block: Array) -> Any:
+            self.traces["evaluate"] += 1
+            return over_members(lambda s, k: training.evaluate(task, s, k, windows, block))(
+                states, knobs
+            )
+
+        def shard(f: Callable[..., Any], in_specs: Any, **kwargs: Any) -> Callable[..., Any]:
+            mapped = jax.shard_map(
+                f, mesh=mesh, in_specs=in_specs, out_specs=sharded, check_vma=False
+            )
+            return jax.jit(mapped, **kwargs)
+
+        self.init = shard(init, (sharded,))
+        self.train = shard(train, (sharded, sharded, whole), donate_argnums=(0,))
+        self.evaluate = shard(evaluate, (sharded, sharded, whole, whole))
+
+    def place(self, knobs: Sequence[Knobs]) -> Knobs:
+        """Stacks the members' data along a leading axis, padded to the mesh, on the devices.
+
+        Padding repeats the last member with no updates to do.
+        """
+        missing = -len(knobs) % self.mesh.size
+        last = knobs[-1]
+        idle = dataclasses.replace(
+            last, optimizer=dataclasses.replace(last.optimizer, total_steps=jnp.int32(0))
+        )
+        stacked = jax.tree.map(
+            lambda *leaves: np.stack([np.asarray(x) for x in leaves]), *knobs, *[idle] * missing
+        )
+        return jax.device_put(stacked, self.members)
+
+
+def _mapped(f: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *args: jax.lax.map(lambda xs: f(*xs), args)
+
+
+def _skip_inactive(chunk: Callable[..., Any]) -> Callable[..., Any]:
+    """A member that is done or diverged costs nothing where members run one after another."""
+
+    def skip(state: TrainState, knobs: Knobs) -> Any:
+        return state, training.no_metrics()
+
+    def run(state: TrainState, knobs: Knobs) -> Any:
+        return jax.lax.cond(training.is_active(state, knobs), chunk, skip, state, knobs)
+
+    return run
+
+
+class Log(Protocol):
+    """What the loop needs of a tracker: columns of one value per member, and how each member ended."""
+
+    def log(self, step: int, rows: dict[str, np.ndarray], where: np.ndarray) -> None: ...
+
+    def finish(self, index: int, status: str, summary: dict[str, Any]) -> None: ...
+
+
+@dataclass(frozen=True)
+class Progress:
+    """State of a group after a chunk, for the person who waits. `loss`: mean over the members still training."""
+
+    step: int
+    steps: int
+    active: int
+    loss: float
+    tokens_per_second: float
+
+
+@dataclass(frozen=True)
+class GroupReport:
+    """How a group ran. `train_seconds` excludes the first call, which compiles."""
+
+    members: int
+    traces: dict[str, int]
+    interrupted: bool
+    first_call_seconds: float
+    train_seconds: float
+    member_updates: int  # updates of all members within train_seconds
+
+    @property
+    def ms_per_member_update(self) -> float:
+        """Milliseconds of wall time per update of one member, all devices working."""
+        return 1e3 * self.train_seconds / max(self.member_updates, 1)
+
+
+def run_group(
+    group: Group,
+    log: Log,
+    *,
+    should_stop: Callable[[], bool] = lambda: False,
+    progress: Callable[[Progress], None] = lambda _: None,
+) -> GroupReport:
+    """Trains every member of a group to its end, or until `should_stop()`; metrics go to `log`.
+
+    Metrics of a chunk are fetched while the next one runs. A member whose loss or gradient is not finite is
+    frozen at its last good parameters and reported as `diverged`; the others are not affected.
+    """
+    return _Run(group, log, progress).train(should_stop)
+
+
+class _Run:
+    """The loop's own state: what is on the devices, and the clock."""
+
+    def __init__(self, group: Group, log: Log, progress: Callable[[Progress], None]):
+        self.group, self.log, self.progress = group, log, progress
+        self.count = len(group.members)
+        self.program = Program(group.task, member_mesh(self.count))
+        self.knobs = self.program.place(group.knobs())
+        self.states = self.program.init(self.knobs)
+        self.tokens = jax.device_put(group.corpus.train, self.program.everywhere)
+        self.budget = group.task.budget
+        self.tokens_per_update = self.budget.batch_size * group.task.architecture.context
+        self.first_call_seconds = self.train_seconds = 0.0
+        self.member_updates = 0
+        self.clock = time.monotonic()
+
+    def train(self, should_stop: Callable[[], bool]) -> GroupReport:
+        steps, chunk = self.group.steps, self.budget.log_every
+        interrupted = False
+        self._evaluate(0)
+        pending: tuple[int, Any] | None = None
+        self.clock = time.monotonic()
+        for step in range(chunk, steps + 1, chunk):
+            if should_stop():
+                interrupted = True
+                break
+            self.states, metrics = self.program.train(self.states, self.knobs, self.tokens)
+            if pending is not None:
+                self._log_chunk(*pending)
+            pending = (step, metrics)
+            if step % self.budget.eval_every == 0 and step < steps:
+                self._log_chunk(*pending)
+                pending = None
+                self._evaluate(step)
+        if pending is not None:
+            self._log_chunk(*pending)
+        self._finish(interrupted)
+        return GroupReport(
+            self.count, dict(self.program.traces), interrupted,
+            self.first_call_seconds, self.train_seconds, self.member_updates,
+        )  # fmt: skip
+
+    def _log_chunk(self, step: int, metrics: dict[str, Array]) -> None:
+        fetched = self._fetch(metrics)
+        updates = fetched.pop("updates")
+        seconds, self.clock = time.monotonic() - self.clock, time.monotonic()
+        if self.first_call_seconds == 0.0:
+            self.first_call_seconds = seconds
+        else:
+            self.train_seconds += seconds
+            self.member_updates += int(updates.sum())
+        trained = updates > 0
+        if not trained.any():
+            return
+        tokens = np.full(self.count, step * self.tokens_per_update)
+        self.log.log(step, {"tokens": tokens, **fetched}, trained)
+        done = int(updates.sum()) * self.tokens_per_update
+        self.progress(
+            Progress(
+                step,
+                self.group.steps,
+                int(trained.sum()),
+                float(fetched["train/loss"][trained].mean()),
+                done / max(seconds, 1e-9),
+            )
+        )
+
+    def _evaluate(self, step: int) -> dict[str, np.ndarray]:
+        """Validation of all members on `eval.windows` windows, logged for those that reached this step."""
+        result = self._validation(self.budget.eval_windows)
+        reached = np.asarray(self._fetch(self.states.step)) >= step
+        if reached.any():
+            tokens = np.full(self.count, step * self.tokens_per_update)
+            self.log.log(step, {"tokens": tokens, **_flat(result)}, reached)
+        self.clock = time.monotonic()
+        return result
+
+    def _validation(self, count: int) -> dict[str, np.ndarray]:
+        """Metrics on `count` windows of the validation split, in blocks of `eval.windows`: one program."""
+        length = window_length(self.group.task.architecture.context)
+        windows = sampling.evaluation_windows(
+            self.group.corpus.validation, count=count, length=length
+        )
+        blocks = np.asarray(windows).reshape(-1, self.budget.eval_windows, length)
+        parts = []
+        for index, block in enumerate(blocks):
+            placed = jax.device_put((block, np.int32(index)), self.program.everywhere)
+            parts.append(self._fetch(self.program.evaluate(self.states, self.knobs, *placed)))
+        sums = {k: sum(p[k] for p in parts) for k in parts[0] if k in training.SUMMED}
+        by_position = sums["loss_by_position"] / np.maximum(sums["count_by_position"], 1.0)
+        return {
+            "val/loss": sums["loss_by_position"].sum(-1) / sums["count_by_position"].sum(-1),
+            "val/loss_by_position": by_position,
+            "attn/max_logit": parts[0]["max_logit"],
+            "attn/entropy": parts[0]["entropy"],
+        }
+
+    def _finish(self, interrupted: bool) -> None:
+        """Last validation, on `eval.final_windows`, and each member's end."""
+        windows = self.budget.eval_windows if interrupted else self.budget.final_eval_windows
+        result = self._validation(windows)
+        flat = _flat(result)
+        steps, diverged_at = self._fetch((self.states.step, self.states.diverged_at))
+        for index, member in enumerate(self.group.members):
+            status = "interrupted" if interrupted and steps[index] < member.steps else "finished"
+            summary: dict[str, Any] = {k: float(v[index]) for k, v in flat.items()}
+            if diverged_at[index] != NEVER:
+                status, summary["diverged_at"] = "diverged", int(diverged_at[index])
+            self.log.log(
+                int(steps[index]),
+                {"tokens": np.full(self.count, int(steps[index]) * self.tokens_per_update), **flat},
+                np.arange(self.count) == index,
+            )
+            summary["step"] = int(steps[index])
+            summary["tokens"] = int(steps[index]) * self.tokens_per_update
+            summary["val/loss_by_position"] = result["val/loss_by_position"][index].tolist()
+            summary["val/windows"] = windows
+            self.log.finish(index, status, summary)
+
+    def _fetch(self, tree: Any) -> Any:
+        """To the host, without the padding of the mesh."""
+        return jax.tree.map(lambda x: np.asarray(x)[: self.count], jax.device_get(tree))
+
+
+def _flat(result: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Per-layer and per-head arrays as columns: `attn/max_logit_l03`, `attn/entropy_l03h02`."""
+    columns = {"val/loss": result["val/loss"]}
+    for layer in range(result["attn/max_logit"].shape[1]):
+        columns[f"attn/max_logit_l{layer:02d}"] = result["attn/max_logit"][:, layer]
+        for head in range(result["attn/entropy"].shape[2]):
+            columns[f"attn/entropy_l{layer:02d}h{head:02d}"] = result["attn/entropy"][
+                :, layer, head
+            ]
+    return columns

@@ -1,0 +1,179 @@
+"""One member's training as pure functions of (state, knobs, tokens): no iterator, no global, no I/O.
+
+A batch is a function of (data seed, step), so stopping, resuming and replaying need only the state.
+"""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import Array
+
+from attnlab import model, objectives, optimizer
+from attnlab.attention import AttentionStats
+from attnlab.data import sampling
+from attnlab.knobs import Architecture, Budget, Knobs
+
+# Masked places of validation windows are the same for every member, step and seed.
+EVALUATION_KEY = 20_170_612
+NEVER = -1
+SUMMED = ("loss_by_position", "count_by_position")  # results of `evaluate` to add up over parts
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class TrainState:
+    """`step`: int32, updates done. `diverged_at`: int32, the step whose loss or gradient was not finite, or -1.
+
+    From that step on the state does not change: `params` are the last good ones.
+    """
+
+    params: model.Params
+    moments: optax.ScaleByAdamState
+    step: Array
+    diverged_at: Array
+
+
+@dataclass(frozen=True)
+class Task:
+    """The static side of one program: what is built, how much of it at once, and the id that hides an input."""
+
+    architecture: Architecture
+    budget: Budget
+    mask_id: int
+
+
+def init_state(task: Task, knobs: Knobs) -> TrainState:
+    """A member before its first update."""
+    params = model.init(task.architecture, knobs.seed_init)
+    return TrainState(params, optimizer.init(params), jnp.int32(0), jnp.int32(NEVER))
+
+
+def is_active(state: TrainState, knobs: Knobs) -> Array:
+    """bool scalar: this member still has updates to do."""
+    return (state.step < knobs.optimizer.total_steps) & (state.diverged_at == NEVER)
+
+
+def train_step(
+    task: Task, state: TrainState, knobs: Knobs, tokens: Array
+) -> tuple[TrainState, dict[str, Array]]:
+    """One update: (state, metrics).
+
+    `tokens`: the training corpus, int [n]. Metrics, scalars: `loss_sum` (nats), `count` (targets), `updates` (1,
+    or 0 when the member is done or this update was not finite: then the state is returned as it was, but for
+    `diverged_at`), `grad_norm` before clipping, `learning_rate`.
+    """
+    arch, budget = task.architecture, task.budget
+    length = objectives.window_length(arch.context)
+    windows_BW = sampling.windows(
+        tokens, knobs.seed_data, state.step, batch_size=budget.batch_size, length=length
+    )
+    # A different stream from the one that draws the windows, made from the same two numbers.
+    key = jax.random.fold_in(jax.random.fold_in(jax.random.key(knobs.seed_data), state.step), 1)
+    batch = objectives.make_batch(
+        knobs.objective, windows_BW, knobs.mask, key=key, mask_id=task.mask_id
+    )
+
+    def mean_loss(params: model.Params) -> tuple[Array, tuple[Array, Array]]:
+        logits, _ = model.apply(arch, params, batch.inputs, batch.mask, knobs.model)
+        total, count = objectives.loss(logits, batch)
+        return total / jnp.maximum(count, 1.0), (total, count)
+
+    (_, (total, count)), grads = jax.value_and_grad(mean_loss, has_aux=True)(state.params)
+    params, moments, norm = optimizer.update(
+        grads, state.moments, state.params, knobs.optimizer, state.step
+    )
+    finite = jnp.isfinite(total) & jnp.isfinite(norm)
+    active = is_active(state, knobs)
+    moved = TrainState(params, moments, state.step + 1, state.diverged_at)
+    stuck = TrainState(
+        state.params,
+        state.moments,
+        state.step,
+        jnp.where(active & ~finite, state.step, state.diverged_at),
+    )
+    state = jax.tree.map(lambda new, old: jnp.where(active & finite, new, old), moved, stuck)
+    counted = active & finite
+    metrics = {
+        "loss_sum": jnp.where(counted, total, 0.0),
+        "count": jnp.where(counted, count, 0.0),
+        "updates": counted.astype(jnp.int32),
+        "grad_norm": jnp.where(counted, norm, 0.0),
+        "learning_rate": optimizer.learning_rate(knobs.optimizer, state.step - 1),
+    }
+    return state, metrics
+
+
+def train_chunk(
+    task: Task, state: TrainState, knobs: Knobs, tokens: Array
+) -> tuple[TrainState, dict[str, Array]]:
+    """`budget.log_every` updates in one call: (state, metrics of the chunk as scalars).
+
+    `train/loss`: mean over the targets of the chunk. `train/grad_norm`: the largest. `updates`: how many were
+    done. A scan, because one call for K updates saves a third of the time of a small step.
+    """
+
+    def body(carry: TrainState, _: None) -> tuple[TrainState, dict[str, Array]]:
+        return train_step(task, carry, knobs, tokens)
+
+    state, steps = jax.lax.scan(body, state, None, length=task.budget.log_every)
+    return state, {
+        "train/loss": jnp.sum(steps["loss_sum"]) / jnp.maximum(jnp.sum(steps["count"]), 1.0),
+        "train/grad_norm": jnp.max(steps["grad_norm"]),
+        "opt/learning_rate": steps["learning_rate"][-1],
+        "updates": jnp.sum(steps["updates"]),
+    }
+
+
+def no_metrics() -> dict[str, Array]:
+    """What `train_chunk` reports when it does nothing."""
+    zero = jnp.float32(0.0)
+    return {
+        "train/loss": zero,
+        "train/grad_norm": zero,
+        "opt/learning_rate": zero,
+        "updates": jnp.int32(0),
+    }
+
+
+def evaluate(
+    task: Task, state: TrainState, knobs: Knobs, windows_EW: Array, block: Array
+) -> dict[str, Array]:
+    """Loss on given windows, and what attention does on the first batch of them.
+
+    `windows_EW`: int [E, T + MAX_OFFSET], E a multiple of the batch size. `block`: int32, which part of the
+    evaluation this is, so that parts hide different places. Returns float32 arrays: `loss_by_position` and
+    `count_by_position` [T] (sums), `max_logit` [L], `entropy` [L, N] (normalised by ln of the visible keys).
+    """
+    arch, size = task.architecture, task.budget.batch_size
+    batches = windows_EW.reshape(-1, size, windows_EW.shape[1])
+    key = jax.random.fold_in(jax.random.key(EVALUATION_KEY), block)
+    keys = jax.random.split(key, batches.shape[0])
+
+    def batch_of(windows_BW: Array, key: Array) -> objectives.Batch:
+        return objectives.make_batch(
+            knobs.objective, windows_BW, knobs.mask, key=key, mask_id=task.mask_id
+        )
+
+    def body(carry: None, item: tuple[Array, Array]) -> tuple[None, tuple[Array, Array]]:
+        batch = batch_of(*item)
+        logits, _ = model.apply(arch, state.params, batch.inputs, batch.mask, knobs.model)
+        return None, objectives.loss_by_position(logits, batch)
+
+    _, (sums, counts) = jax.lax.scan(body, None, (batches, keys))
+    first = batch_of(batches[0], keys[0])
+    _, aux = model.apply(arch, state.params, first.inputs, first.mask, knobs.model, stats=True)
+    return {
+        "loss_by_position": jnp.sum(sums, axis=0),
+        "count_by_position": jnp.sum(counts, axis=0),
+        **_attention_summary(aux["attention"]),
+    }
+
+
+def _attention_summary(layers: list[AttentionStats]) -> dict[str, Array]:
+    heads = [stats.per_head() for stats in layers]
+    return {
+        "max_logit": jnp.stack([jnp.max(h["max_logit"]) for h in heads]),
+        "entropy": jnp.stack([h["normalized_entropy"] for h in heads]),
+    }

@@ -1,0 +1,66 @@
+"""Every knob once. Other files in this folder start from here and change what they are about.
+
+    attnlab sweep --config configs/base.py --config.steps=200 --workdir runs/try     (about 20 s on 2 cores)
+
+DATA knobs are arguments of the compiled program: members that differ only in them train in ONE program.
+STATIC knobs change shapes or structure: members that differ in them are separate programs.
+"""
+
+from ml_collections import ConfigDict
+
+
+def get_config(arg: str = "") -> ConfigDict:
+    """The base configuration; it has no presets, so `arg` must be empty."""
+    if arg:
+        raise ValueError(
+            f"configs/base.py has no presets: got {arg!r}, allowed: nothing after the file name"
+        )
+    c = ConfigDict()
+
+    # What is trained on.
+    c.corpus = "shakespeare"  # STATIC  shakespeare | tinyshakespeare | text:PATH | random:V
+    c.context = 32  # STATIC  T, tokens the model sees at once
+    c.batch_size = 32  # STATIC  windows per update
+    c.steps = 1000  # DATA    updates
+
+    # Who may read whom, what is asked, and how a token knows where it stands.
+    c.mask = "causal"  # DATA    text form of attnlab.masks, e.g. "causal & sliding_window(8)"
+    c.objective = "next_token"  # DATA    next_token | next_token(0..2) | masked_lm(rate)
+    c.positions = "learned"  # DATA    none | learned | sinusoidal | rope | alibi, joined by +
+    c.arm = (
+        ""  # label of the group of seeds this member belongs to; empty: made from the three above
+    )
+
+    c.model = ConfigDict()
+    c.model.layers = 4  # STATIC
+    c.model.width = 64  # STATIC  D
+    c.model.heads = 4  # STATIC  N, must divide the width
+    c.model.kv_heads = 4  # STATIC  K, must divide the heads
+    c.model.mlp_ratio = 4  # STATIC  F / D
+    c.model.norm = "layernorm"  # DATA    layernorm | rmsnorm, before each sublayer
+    c.model.qk_norm = "none"  # DATA    none | layernorm | rmsnorm | l2
+    c.model.logit_scale = (
+        "inv_sqrt_head_dim"  # DATA  | inv_head_dim | inv_sqrt_width | none | a number
+    )
+    c.model.attention = "auto"  # STATIC  auto | dense | blockwise | ...
+    c.model.activations = "float32"  # STATIC  float32 | bfloat16; logits and softmax stay float32
+
+    c.optimizer = ConfigDict()
+    c.optimizer.learning_rate = 4e-3  # DATA    peak
+    c.optimizer.warmup_steps = 50  # DATA
+    c.optimizer.final_fraction = 0.1  # DATA    learning rate at the end / peak
+    c.optimizer.weight_decay = 0.1  # DATA    decoupled; on matrices only
+    c.optimizer.clip_norm = 1.0  # DATA    global gradient norm; inf: never
+    c.optimizer.b1 = 0.9  # DATA
+    c.optimizer.b2 = 0.99  # DATA
+
+    c.seed = ConfigDict()
+    c.seed.init = 0  # DATA    parameters
+    c.seed.data = 0  # DATA    windows and masked places: equal seeds see equal text
+
+    c.log_every = 20  # STATIC  updates per call of the program and per row of metrics
+    c.eval = ConfigDict()
+    c.eval.every = 200  # STATIC  updates between validations, a multiple of log_every
+    c.eval.windows = 512  # STATIC  validation windows, a multiple of batch_size
+    c.eval.final_windows = 2048  # STATIC  the same at the end
+    return c
