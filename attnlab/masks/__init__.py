@@ -7,6 +7,7 @@ all, and changing the mask never retraces.
 In every picture a row is a query, a column is a key, and `x` means "may read".
 """
 
+from attnlab.masks.explicit import dense, graph, key_mask
 from attnlab.masks.intervals import (
     block_causal,
     causal,
@@ -18,15 +19,22 @@ from attnlab.masks.intervals import (
     window,
 )
 from attnlab.masks.mask import Mask, hull
+from attnlab.masks.segments import cross_documents, documents, positions
 
 __all__ = [
     "Mask",
     "block_causal",
     "causal",
     "chunked",
+    "cross_documents",
+    "dense",
+    "documents",
     "full",
+    "graph",
     "hull",
+    "key_mask",
     "key_padding",
+    "positions",
     "prefix_lm",
     "sliding_window",
     "window",

@@ -44,8 +44,7 @@ def number(name: str, value: Any, low: int | None = None, high: int | None = Non
         raise ValueError(
             f"{name} has shape {x.shape}; it must be a scalar, [batch] or [batch, heads]"
         )
-    if is_known(x):
-        _check_range(name, np.asarray(x), low, high)
+    check_range(name, x, low, high)
     x = jnp.asarray(x)
     return x.reshape((*x.shape, 1, 1, 1)[:3])
 
@@ -67,9 +66,14 @@ def integers(name: str, value: Any) -> Array | np.ndarray:
     if is_known(x):
         if isinstance(x, int) and not isinstance(x, bool):
             x = min(max(x, INT32.min), INT32.max)
-        x = np.asarray(x)
+        try:
+            x = np.asarray(x)
+        except ValueError:
+            raise ValueError(f"{name} is a list whose rows differ in length") from None
         if x.size == 0 and x.dtype == np.float64:
             x = x.astype(np.int32)  # numpy calls an empty list float
+    else:
+        x = jnp.asarray(x)
     if not np.issubdtype(x.dtype, np.integer):
         raise TypeError(f"{name} must hold integers, not {x.dtype}")
     info, xp = np.iinfo(x.dtype), np if isinstance(x, np.ndarray) else jnp
@@ -93,6 +97,34 @@ def booleans(name: str, value: Any) -> Array:
     return jnp.asarray(x)
 
 
+def check_range(
+    name: str, x: Array | np.ndarray, low: int | None = None, high: int | None = None
+) -> None:
+    """Raises ValueError where the values are known and one lies outside [low, high]."""
+    if not is_known(x):
+        return
+    known = np.asarray(x)
+    bad = np.zeros(known.shape, bool)
+    if low is not None:
+        bad |= known < low
+    if high is not None:
+        bad |= known > high
+    if bad.any():
+        allowed = " and ".join(
+            f"{word} {limit}"
+            for word, limit in (("at least", low), ("at most", high))
+            if limit is not None
+        )
+        raise ValueError(f"{name} is {known[bad].flat[0]}; it must be {allowed}")
+
+
+def flag(name: str, value: Any) -> bool:
+    """A static True or False."""
+    if not isinstance(value, bool | np.bool_):
+        raise TypeError(f"{name} must be True or False, not {type(value).__name__}")
+    return bool(value)
+
+
 def is_known(value: Any) -> bool:
     """The values can be looked at: not a tracer, nor a list that contains one."""
     return not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(value))
@@ -110,17 +142,6 @@ def subtract(a: Array, b: Array) -> Array:
     total = a - b
     wrapped = (a ^ b) & (a ^ total) < 0
     return jnp.where(wrapped, jnp.where(a < 0, INT32.min, INT32.max), total)
-
-
-def _check_range(name: str, x: np.ndarray, low: int | None, high: int | None) -> None:
-    bad = np.zeros(x.shape, bool)
-    if low is not None:
-        bad |= x < low
-    if high is not None:
-        bad |= x > high
-    if bad.any():
-        allowed = f"at least {low}" if high is None else f"between {low} and {high}"
-        raise ValueError(f"{name} is {x[bad].flat[0]}; it must be {allowed}")
 
 
 def _shape_of(value: Any) -> str:

@@ -194,7 +194,7 @@ def key_padding(
         xxxx..    ..xxxx
     """
     if lengths is None and starts is None:
-        raise ValueError("key_padding needs lengths, starts or both; for no padding use full")
+        raise ValueError("lengths, starts or both must be given; the mask without padding is full")
     T, S = inputs.lengths(q_len, kv_len)
     lo, hi = _zeros(T), _zeros(T) + S
     if starts is not None:

@@ -72,7 +72,10 @@ class Mask:
         abstract value, so a function compiled for one of them serves all.
         """
         old_batch, old_heads = self.lo.shape[-3:-1]
-        shape = (batch or old_batch, heads or old_heads)
+        shape = (
+            old_batch if batch is None else inputs.length("batch", batch),
+            old_heads if heads is None else inputs.length("heads", heads),
+        )
         for name, old, new in zip(("batch", "heads"), (old_batch, old_heads), shape, strict=True):
             if old not in (1, new):
                 raise ValueError(f"canonical({name}={new}): the mask has {name} {old}, not 1")
