@@ -12,15 +12,19 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+# numpy where the values are known, jax where they are traced.
+Data = Array | np.ndarray
+
 INT32 = np.iinfo(np.int32)
 
 
 def length(name: str, value: Any) -> int:
     """A static length: an int >= 1."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        shape = getattr(value, "shape", None)
+        of_shape = "" if shape is None else f" of shape {tuple(shape)}"
         raise TypeError(
-            f"{name} sets a shape and must be a Python int, not {type(value).__name__}"
-            f"{_shape_of(value)}"
+            f"{name} sets a shape and must be a Python int, not {type(value).__name__}{of_shape}"
         )
     if value < 1:
         raise ValueError(f"{name} is {value}; it must be at least 1")
@@ -33,19 +37,18 @@ def lengths(q_len: Any, kv_len: Any) -> tuple[int, int]:
     return T, T if kv_len is None else length("kv_len", kv_len)
 
 
-def number(name: str, value: Any, low: int | None = None, high: int | None = None) -> Array:
+def number(name: str, value: Any, low: int | None = None, high: int | None = None) -> Data:
     """Integer data, scalar, `[B]` or `[B, N]`, as strong int32 `(1|B, 1|N, 1)`.
 
     Values beyond int32 saturate. Raises TypeError for floats and bools, ValueError where a value
     that is known lies outside [low, high].
     """
     x = integers(name, value)
-    if x.ndim > 2:
+    if x.ndim > 2 or x.size == 0:
         raise ValueError(
             f"{name} has shape {x.shape}; it must be a scalar, [batch] or [batch, heads]"
         )
     check_range(name, x, low, high)
-    x = jnp.asarray(x)
     return x.reshape((*x.shape, 1, 1, 1)[:3])
 
 
@@ -57,13 +60,15 @@ def span(name: str, start: Any, n: Any, size_name: str, size: int) -> tuple[Arra
     x = number(name, start, low=0, high=size - n)
     if x.size != 1:
         raise ValueError(f"{name} must be one number; map over several with jax.vmap")
-    return x.reshape(()), n
+    return jnp.asarray(x).reshape(()), n
 
 
-def integers(name: str, value: Any) -> Array | np.ndarray:
-    """Integer data of any shape as int32, strong if traced; numpy where the values are known."""
+def integers(name: str, value: Any) -> Data:
+    """Integer data of any shape as strong int32, saturating; numpy where the values are known."""
     x = value
-    if is_known(x):
+    if not is_known(x):
+        x = jnp.asarray(x)
+    else:
         if isinstance(x, int) and not isinstance(x, bool):
             x = min(max(x, INT32.min), INT32.max)
         try:
@@ -72,17 +77,15 @@ def integers(name: str, value: Any) -> Array | np.ndarray:
             raise ValueError(f"{name} is a list whose rows differ in length") from None
         if x.size == 0 and x.dtype == np.float64:
             x = x.astype(np.int32)  # numpy calls an empty list float
-    else:
-        x = jnp.asarray(x)
     if not np.issubdtype(x.dtype, np.integer):
         raise TypeError(f"{name} must hold integers, not {x.dtype}")
-    info, xp = np.iinfo(x.dtype), np if isinstance(x, np.ndarray) else jnp
+    info, xp = np.iinfo(x.dtype), backend(x)
     if info.max > INT32.max:
         x = xp.minimum(x, xp.asarray(INT32.max, x.dtype))
     if info.min < INT32.min:
         x = xp.maximum(x, xp.asarray(INT32.min, x.dtype))
-    if isinstance(x, np.ndarray):
-        return x.astype(np.int32)
+    if xp is np:
+        return np.asarray(x, np.int32)
     return lax.convert_element_type(x, jnp.int32)
 
 
@@ -97,9 +100,14 @@ def booleans(name: str, value: Any) -> Array:
     return jnp.asarray(x)
 
 
-def check_range(
-    name: str, x: Array | np.ndarray, low: int | None = None, high: int | None = None
-) -> None:
+def flag(name: str, value: Any) -> bool:
+    """A static True or False."""
+    if not isinstance(value, bool | np.bool_):
+        raise TypeError(f"{name} must be True or False, not {type(value).__name__}")
+    return bool(value)
+
+
+def check_range(name: str, x: Data, low: int | None = None, high: int | None = None) -> None:
     """Raises ValueError where the values are known and one lies outside [low, high]."""
     if not is_known(x):
         return
@@ -110,19 +118,9 @@ def check_range(
     if high is not None:
         bad |= known > high
     if bad.any():
-        allowed = " and ".join(
-            f"{word} {limit}"
-            for word, limit in (("at least", low), ("at most", high))
-            if limit is not None
-        )
+        limits = (("at least", low), ("at most", high))
+        allowed = " and ".join(f"{word} {limit}" for word, limit in limits if limit is not None)
         raise ValueError(f"{name} is {known[bad].flat[0]}; it must be {allowed}")
-
-
-def flag(name: str, value: Any) -> bool:
-    """A static True or False."""
-    if not isinstance(value, bool | np.bool_):
-        raise TypeError(f"{name} must be True or False, not {type(value).__name__}")
-    return bool(value)
 
 
 def is_known(value: Any) -> bool:
@@ -130,20 +128,20 @@ def is_known(value: Any) -> bool:
     return not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(value))
 
 
-def add(a: Array, b: Array) -> Array:
+def backend(*arrays: Any) -> Any:
+    """numpy if every array is numpy's, else jax.numpy."""
+    return np if all(isinstance(x, np.ndarray) for x in arrays) else jnp
+
+
+def add(a: Any, b: Any) -> Any:
     """int32 addition that saturates instead of wrapping, so that huge windows stay huge."""
-    total = a + b
+    xp, total = backend(a, b), a + b
     wrapped = (a ^ total) & (b ^ total) < 0
-    return jnp.where(wrapped, jnp.where(b < 0, INT32.min, INT32.max), total)
+    return xp.where(wrapped, xp.where(b < 0, INT32.min, INT32.max), total)
 
 
-def subtract(a: Array, b: Array) -> Array:
+def subtract(a: Any, b: Any) -> Any:
     """int32 subtraction that saturates instead of wrapping."""
-    total = a - b
+    xp, total = backend(a, b), a - b
     wrapped = (a ^ b) & (a ^ total) < 0
-    return jnp.where(wrapped, jnp.where(a < 0, INT32.min, INT32.max), total)
-
-
-def _shape_of(value: Any) -> str:
-    shape = getattr(value, "shape", None)
-    return "" if shape is None else f" of shape {tuple(shape)}"
+    return xp.where(wrapped, xp.where(a < 0, INT32.min, INT32.max), total)

@@ -6,10 +6,10 @@ example and head `[B, N]`, traced or not. i is the query, k the key.
 
 from typing import Any, Literal
 
-import jax.numpy as jnp
-from jax import Array, lax
+import numpy as np
 
 from attnlab.masks import inputs
+from attnlab.masks.inputs import Data
 from attnlab.masks.mask import Mask, make
 
 Align = Literal["top_left", "bottom_right"]
@@ -80,7 +80,8 @@ def window(
     """
     T, S = inputs.lengths(q_len, kv_len)
     shift = _offset(T, S, offset, align)
-    lo, hi = _zeros(T), _zeros(T) + S
+    lo: Data = _zeros(T)
+    hi: Data = _zeros(T) + S
     if left is not None:
         # i comes last: only then does a saturated sum still lie beyond every key.
         lo = inputs.add(inputs.subtract(shift, inputs.number("left", left, low=0)), _iota(T))
@@ -133,7 +134,8 @@ def prefix_lm(q_len: int, prefix_len: Any) -> Mask:
     """
     T = inputs.length("q_len", q_len)
     prefix = inputs.number("prefix_len", prefix_len, low=0, high=T)
-    return make(_zeros(T), jnp.maximum(prefix, _iota(T) + 1), None, T)
+    hi = inputs.backend(prefix).maximum(prefix, _iota(T) + 1)
+    return make(_zeros(T), hi, None, T)
 
 
 def chunked(q_len: int, chunk: Any) -> Mask:
@@ -151,7 +153,7 @@ def chunked(q_len: int, chunk: Any) -> Mask:
         ....xx
     """
     T = inputs.length("q_len", q_len)
-    size = jnp.maximum(inputs.number("chunk", chunk, low=1), 1)
+    size = _at_least_1(inputs.number("chunk", chunk, low=1))
     return make(_iota(T) // size * size, _iota(T) + 1, None, T)
 
 
@@ -170,7 +172,7 @@ def block_causal(q_len: int, block: Any) -> Mask:
         xxxxxx
     """
     T = inputs.length("q_len", q_len)
-    size = jnp.maximum(inputs.number("block", block, low=1), 1)
+    size = _at_least_1(inputs.number("block", block, low=1))
     return make(_zeros(T), (_iota(T) // size + 1) * size, None, T)
 
 
@@ -196,15 +198,16 @@ def key_padding(
     if lengths is None and starts is None:
         raise ValueError("lengths, starts or both must be given; the mask without padding is full")
     T, S = inputs.lengths(q_len, kv_len)
-    lo, hi = _zeros(T), _zeros(T) + S
+    lo: Data = _zeros(T)
+    hi: Data = _zeros(T) + S
     if starts is not None:
-        lo = lo + inputs.number("starts", starts, low=0, high=S)
+        lo = inputs.number("starts", starts, low=0, high=S) + lo
     if lengths is not None:
-        hi = jnp.minimum(hi, inputs.number("lengths", lengths, low=0, high=S))
+        hi = inputs.number("lengths", lengths, low=0, high=S) + _zeros(T)
     return make(lo, hi, None, S)
 
 
-def _offset(T: int, S: int, offset: Any, align: Align | None) -> Array:
+def _offset(T: int, S: int, offset: Any, align: Align | None) -> Data:
     if align not in (None, "top_left", "bottom_right"):
         raise ValueError(f"align is {align!r}; it must be 'top_left' or 'bottom_right'")
     if offset is not None and align is not None:
@@ -219,9 +222,13 @@ def _offset(T: int, S: int, offset: Any, align: Align | None) -> Array:
     return inputs.number("offset", offset)
 
 
-def _iota(T: int) -> Array:
-    return lax.broadcasted_iota(jnp.int32, (1, 1, T), 2)
+def _at_least_1(size: Data) -> Data:
+    return inputs.backend(size).maximum(size, 1)
 
 
-def _zeros(T: int) -> Array:
-    return jnp.zeros((1, 1, T), jnp.int32)
+def _iota(T: int) -> np.ndarray:
+    return np.arange(T, dtype=np.int32).reshape(1, 1, T)
+
+
+def _zeros(T: int) -> np.ndarray:
+    return np.zeros((1, 1, T), np.int32)

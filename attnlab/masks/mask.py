@@ -6,6 +6,7 @@ Shapes: B batch, N heads, T queries, S keys. Each of B and N may be 1, which bro
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
@@ -54,10 +55,7 @@ class Mask:
 
     def as_array(self) -> Array:
         """bool `(1|B, 1|N, T, S)`, True = may read. The only O(T S) method of an interval mask."""
-        lo, hi = self.lo[..., None], self.hi[..., None]
-        k = lax.broadcasted_iota(jnp.int32, (1,) * self.lo.ndim + (self.kv_len,), self.lo.ndim)
-        allowed = (lo <= k) & (k < hi)
-        return allowed if self.dense is None else allowed & self.dense
+        return _allowed(self)
 
     def keys_per_row(self) -> Array:
         """int32 `(1|B, 1|N, T)`: how many keys each query may read."""
@@ -100,12 +98,7 @@ class Mask:
         `i0` may be traced; then rows outside [0, T) cannot raise and are empty instead.
         """
         start, n = inputs.span("i0", i0, n, "q_len", self.q_len)
-        valid, index = _window_of(start, n, self.q_len)
-        axis = self.lo.ndim - 1
-        keep = valid.reshape((1,) * axis + (n,))
-        lo, hi = (jnp.where(keep, jnp.take(x, index, axis=axis), 0) for x in (self.lo, self.hi))
-        dense = None if self.dense is None else jnp.take(self.dense, index, axis=axis)
-        return Mask(lo, hi, dense, self.kv_len)
+        return _rows(self, start, n)
 
     def keys(self, k0: Any, n: int) -> Mask:
         """All queries against keys `k0 .. k0+n-1` only, renumbered from 0.
@@ -113,23 +106,12 @@ class Mask:
         `k0` may be traced; then keys outside [0, S) cannot raise and are read by nobody instead.
         """
         start, n = inputs.span("k0", k0, n, "kv_len", self.kv_len)
-        valid, index = _window_of(start, n, self.kv_len)
-        dense = self.dense
-        if dense is not None:
-            axis = dense.ndim - 1
-            dense = jnp.take(dense, index, axis=axis) & valid.reshape((1,) * axis + (n,))
-        shift = start.reshape((1,) * self.lo.ndim)
-        lo, hi = inputs.subtract(self.lo, shift), inputs.subtract(self.hi, shift)
-        return make(lo, hi, dense, n)
+        return _keys(self, start, n)
 
     def __and__(self, other: Mask) -> Mask:
         """Exact intersection; two interval masks give an interval mask. Rows may become empty."""
         _check_same_lengths("&", self, other)
-        dense = self.dense if other.dense is None else other.dense
-        if self.dense is not None and other.dense is not None:
-            dense = self.dense & other.dense
-        lo, hi = jnp.maximum(self.lo, other.lo), jnp.minimum(self.hi, other.hi)
-        return make(lo, hi, dense, self.kv_len)
+        return _intersection(self, other)
 
     def __or__(self, other: Mask) -> Mask:
         """Exact union, always in the dense structure.
@@ -138,11 +120,11 @@ class Mask:
         data; a structure that depended on it could not be traced. See `hull` for the O(T) superset.
         """
         _check_same_lengths("|", self, other)
-        return from_allowed(self.as_array() | other.as_array())
+        return _union(self, other)
 
     def __invert__(self) -> Mask:
         """The complement, always in the dense structure."""
-        return from_allowed(~self.as_array())
+        return _complement(self)
 
     @staticmethod
     def at_heads(masks: Sequence[Mask]) -> Mask:
@@ -150,9 +132,7 @@ class Mask:
         members = _same_structure("at_heads", masks)
         batch = jnp.broadcast_shapes(*((m.lo.shape[-3],) for m in members))[0]
         members = [m.canonical(batch=batch) for m in members]
-        return jax.tree.map(
-            lambda *leaves: jnp.concatenate(leaves, axis=-leaves[0].ndim + 1), *members
-        )
+        return jax.tree.map(lambda *leaves: jnp.concatenate(leaves, axis=1), *members)
 
     @staticmethod
     def stack(masks: Sequence[Mask]) -> Mask:
@@ -196,26 +176,6 @@ class Mask:
         )
 
 
-def make(lo: Array, hi: Array, dense: Array | None, kv_len: int) -> Mask:
-    """A Mask from raw bounds: clips to [0, S], tightens under `dense`, writes empty rows as 0, 0."""
-    shape = jnp.broadcast_shapes(lo.shape, hi.shape, () if dense is None else dense.shape[:-1])
-    lo, hi = (jnp.broadcast_to(jnp.clip(x, 0, kv_len), shape) for x in (lo, hi))
-    if dense is not None:
-        allowed = Mask(lo, hi, dense, kv_len).as_array()
-        k = lax.broadcasted_iota(jnp.int32, (1,) * lo.ndim + (kv_len,), lo.ndim)
-        lo = jnp.min(jnp.where(allowed, k, kv_len), axis=-1)
-        hi = jnp.max(jnp.where(allowed, k + 1, 0), axis=-1)
-    some = lo < hi
-    return Mask(jnp.where(some, lo, 0), jnp.where(some, hi, 0), dense, kv_len)
-
-
-def from_allowed(allowed: Array) -> Mask:
-    """A dense-structure Mask from bool `(1|B, 1|N, T, S)`."""
-    kv_len = allowed.shape[-1]
-    lo = jnp.zeros(allowed.shape[:-1], jnp.int32)
-    return make(lo, lo + kv_len, allowed, kv_len)
-
-
 def hull(a: Mask, b: Mask) -> Mask:
     """The smallest interval mask that allows everything `a` or `b` allows: O(T), maybe too much.
 
@@ -231,14 +191,114 @@ def hull(a: Mask, b: Mask) -> Mask:
         xxxxxx
     """
     _check_same_lengths("hull", a, b)
-    lo = jnp.minimum(jnp.where(a.nonempty, a.lo, a.kv_len), jnp.where(b.nonempty, b.lo, b.kv_len))
-    return make(lo, jnp.maximum(a.hi, b.hi), None, a.kv_len)
+    return _hull(a, b)
 
 
-def _window_of(start: Array, n: int, size: int) -> tuple[Array, Array]:
+def make(lo: Any, hi: Any, dense: Array | None, kv_len: int) -> Mask:
+    """A Mask from raw bounds: clips to [0, S], tightens under `dense`, writes empty rows as 0, 0.
+
+    Bounds that are numpy arrays, hence known, are computed with numpy: building a mask outside jit
+    then compiles nothing.
+    """
+    if dense is None and inputs.backend(lo, hi) is np:
+        lo, hi = _canonical_bounds(np, lo, hi, (), kv_len)
+        return Mask(jnp.asarray(lo), jnp.asarray(hi), None, kv_len)
+    return _make_jitted(lo, hi, dense, kv_len)
+
+
+# Everything below that works on arrays is jitted: outside a trace each operator then is one small
+# program instead of a dozen, and tightening a dense mask is a fused pass without [T, S] integers.
+
+
+@functools.partial(jax.jit, static_argnames="kv_len")
+def _make_jitted(lo: Array, hi: Array, dense: Array | None, kv_len: int) -> Mask:
+    if dense is None:
+        return Mask(*_canonical_bounds(jnp, lo, hi, (), kv_len), None, kv_len)
+    lo, hi = _canonical_bounds(jnp, lo, hi, dense.shape[:-1], kv_len)
+    allowed = _allowed(Mask(lo, hi, dense, kv_len))
+    k = _key_numbers(lo, kv_len)
+    lo = jnp.min(jnp.where(allowed, k, kv_len), axis=-1)
+    hi = jnp.max(jnp.where(allowed, k + 1, 0), axis=-1)
+    return Mask(*_canonical_bounds(jnp, lo, hi, (), kv_len), dense, kv_len)
+
+
+def _canonical_bounds(
+    xp: Any, lo: Any, hi: Any, shape: tuple[int, ...], kv_len: int
+) -> tuple[Any, Any]:
+    shape = np.broadcast_shapes(lo.shape, hi.shape, shape)
+    lo, hi = (xp.broadcast_to(xp.clip(x, 0, kv_len), shape) for x in (lo, hi))
+    some = lo < hi
+    return xp.where(some, lo, 0), xp.where(some, hi, 0)
+
+
+@jax.jit
+def from_allowed(allowed: Array) -> Mask:
+    """A dense-structure Mask from bool `(1|B, 1|N, T, S)`."""
+    kv_len = allowed.shape[-1]
+    lo = jnp.zeros(allowed.shape[:-1], jnp.int32)
+    return make(lo, lo + kv_len, allowed, kv_len)
+
+
+@jax.jit
+def _allowed(mask: Mask) -> Array:
+    k = _key_numbers(mask.lo, mask.kv_len)
+    allowed = (mask.lo[..., None] <= k) & (k < mask.hi[..., None])
+    return allowed if mask.dense is None else allowed & mask.dense
+
+
+def _key_numbers(lo: Array, kv_len: int) -> Array:
+    return lax.broadcasted_iota(jnp.int32, (1,) * lo.ndim + (kv_len,), lo.ndim)
+
+
+@jax.jit
+def _intersection(a: Mask, b: Mask) -> Mask:
+    dense = a.dense if b.dense is None else b.dense
+    if a.dense is not None and b.dense is not None:
+        dense = a.dense & b.dense
+    return make(jnp.maximum(a.lo, b.lo), jnp.minimum(a.hi, b.hi), dense, a.kv_len)
+
+
+@jax.jit
+def _union(a: Mask, b: Mask) -> Mask:
+    return from_allowed(_allowed(a) | _allowed(b))
+
+
+@jax.jit
+def _complement(mask: Mask) -> Mask:
+    return from_allowed(~_allowed(mask))
+
+
+@functools.partial(jax.jit, static_argnames="n")
+def _rows(mask: Mask, start: Array, n: int) -> Mask:
+    valid, index = _span(start, n, mask.q_len)
+    axis = mask.lo.ndim - 1
+    keep = valid.reshape((1,) * axis + (n,))
+    lo, hi = (jnp.where(keep, jnp.take(x, index, axis=axis), 0) for x in (mask.lo, mask.hi))
+    dense = None if mask.dense is None else jnp.take(mask.dense, index, axis=axis)
+    return Mask(lo, hi, dense, mask.kv_len)
+
+
+@functools.partial(jax.jit, static_argnames="n")
+def _keys(mask: Mask, start: Array, n: int) -> Mask:
+    dense = mask.dense
+    if dense is not None:
+        valid, index = _span(start, n, mask.kv_len)
+        axis = dense.ndim - 1
+        dense = jnp.take(dense, index, axis=axis) & valid.reshape((1,) * axis + (n,))
+    shift = start.reshape((1,) * mask.lo.ndim)
+    return make(inputs.subtract(mask.lo, shift), inputs.subtract(mask.hi, shift), dense, n)
+
+
+def _span(start: Array, n: int, size: int) -> tuple[Array, Array]:
     """Which of `start .. start+n-1` lie in [0, size), and those indices made safe to gather."""
     index = inputs.add(jnp.broadcast_to(start, (n,)), jnp.arange(n, dtype=jnp.int32))
     return (index >= 0) & (index < size), jnp.clip(index, 0, size - 1)
+
+
+@jax.jit
+def _hull(a: Mask, b: Mask) -> Mask:
+    lo = jnp.minimum(jnp.where(a.nonempty, a.lo, a.kv_len), jnp.where(b.nonempty, b.lo, b.kv_len))
+    return make(lo, jnp.maximum(a.hi, b.hi), None, a.kv_len)
 
 
 def _check_same_lengths(what: str, a: Mask, b: Mask) -> None:

@@ -5,6 +5,7 @@ a key is read by nobody. Equal ids must be neighbours, which is checked where th
 in a traced array every run of equal ids is a document of its own. Everything here is O(T).
 """
 
+import functools
 from typing import Any
 
 import jax
@@ -35,20 +36,14 @@ def documents(segment_ids: Any, *, causal: bool = True, prefix_len: Any = None) 
         ...xx.    ...xx.    ...xx.
         ......    ......    ...xxx
 
-    Raises ValueError for ids that are not contiguous; `dense(ids[:, None] == ids[None, :])` then is
-    the mask, at O(T^2) memory.
+    Raises ValueError for ids that are not contiguous; `dense` can be built from
+    `(ids[:, None] == ids[None, :]) & (ids >= 0)` then, at O(T^2) memory.
     """
     if not inputs.flag("causal", causal) and prefix_len is not None:
         raise ValueError("prefix_len needs causal=True; without it all is bidirectional")
     _, ids = _segment_ids("segment_ids", segment_ids, contiguous=True)
-    T = ids.shape[-1]
-    start, end = _runs(ids)
-    hi = _iota(ids) + 1 if causal else end
-    if prefix_len is not None:
-        prefix = _prefix_per_token(prefix_len, segment_ids, ids)
-        hi = jnp.maximum(hi, jnp.minimum(inputs.add(start, prefix), end))
-    hi = jnp.where(ids < 0, 0, hi)
-    return make(start[:, None], hi[:, None], None, T)
+    prefix = None if prefix_len is None else _prefix_per_token(prefix_len, segment_ids, ids)
+    return _documents(ids, prefix, causal)
 
 
 def cross_documents(q_segment_ids: Any, kv_segment_ids: Any) -> Mask:
@@ -76,8 +71,7 @@ def cross_documents(q_segment_ids: Any, kv_segment_ids: Any) -> Mask:
         )
     B, T, S = max(batches, default=1), q_ids.shape[-1], kv_ids.shape[-1]
     q_ids, kv_ids = jnp.broadcast_to(q_ids, (B, T)), jnp.broadcast_to(kv_ids, (B, S))
-    lo, hi = jax.vmap(_matching_keys)(q_ids, kv_ids)
-    return make(lo[:, None], hi[:, None], None, S)
+    return _cross_documents(q_ids, kv_ids)
 
 
 def positions(segment_ids: Any) -> Array:
@@ -108,10 +102,21 @@ def _check_contiguous(name: str, ids: np.ndarray) -> None:
         if (runs > 1).any():
             raise ValueError(
                 f"{name}: id {values[runs > 1][0]} appears in separate runs; equal ids must be "
-                "contiguous (for others, dense(ids[:, None] == ids[None, :]))"
+                "contiguous; for others build `dense` from ids[:, None] == ids[None, :]"
             )
 
 
+@functools.partial(jax.jit, static_argnames="causal")
+def _documents(ids: Array, prefix: Array | None, causal: bool) -> Mask:
+    start, end = _runs(ids)
+    hi = _iota(ids) + 1 if causal else end
+    if prefix is not None:
+        hi = jnp.maximum(hi, jnp.minimum(inputs.add(start, prefix), end))
+    hi = jnp.where(ids < 0, 0, hi)
+    return make(start[:, None], hi[:, None], None, ids.shape[-1])
+
+
+@jax.jit
 def _runs(ids: Array) -> tuple[Array, Array]:
     """First index, and one past the last, of the run of equal ids each token belongs to."""
     edge = jnp.ones_like(ids[:, :1], dtype=bool)
@@ -128,19 +133,25 @@ def _prefix_per_token(prefix_len: Any, segment_ids: Any, ids: Array) -> Array:
     inputs.check_range("prefix_len", prefix, low=0)
     if prefix.ndim == 0:
         return jnp.broadcast_to(prefix, ids.shape)
-    if prefix.ndim > 2 or (prefix.ndim == 2 and prefix.shape[0] not in (1, ids.shape[0])):
+    B, M = ids.shape[0], prefix.shape[-1]
+    if prefix.ndim > 2 or M == 0 or (prefix.ndim == 2 and prefix.shape[0] not in (1, B)):
         raise ValueError(
             f"prefix_len has shape {prefix.shape}; it must be a scalar, [documents] or "
-            f"[batch, documents] with batch {ids.shape[0]}"
+            f"[batch, documents] with batch {B}"
         )
-    M = prefix.shape[-1]
     if inputs.is_known(segment_ids) and int(np.max(segment_ids)) >= M:
         raise ValueError(
-            f"prefix_len holds {M} documents; segment id {int(np.max(segment_ids))} has none"
+            f"prefix_len is given for {M} documents; segment id {np.max(segment_ids)} has none"
         )
-    per_id = jnp.broadcast_to(jnp.asarray(prefix).reshape(-1, M), (ids.shape[0], M))
+    per_id = jnp.broadcast_to(jnp.asarray(prefix).reshape(-1, M), (B, M))
     found = jnp.take_along_axis(per_id, jnp.clip(ids, 0, M - 1), axis=1)
     return jnp.where(ids < M, found, 0)
+
+
+@jax.jit
+def _cross_documents(q_ids: Array, kv_ids: Array) -> Mask:
+    lo, hi = jax.vmap(_matching_keys)(q_ids, kv_ids)
+    return make(lo[:, None], hi[:, None], None, kv_ids.shape[-1])
 
 
 def _matching_keys(q_ids: Array, kv_ids: Array) -> tuple[Array, Array]:
