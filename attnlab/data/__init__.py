@@ -1,0 +1,1 @@
+"""Data: corpora as token arrays, windows as a pure function of (seed, step), n-gram references."""
