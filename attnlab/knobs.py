@@ -188,15 +188,12 @@ def _check_optimizer(flat: Mapping[str, Any]) -> None:
         "b1": (0.0, 1.0 - 1e-9, "0 <= b1 < 1"),
         "b2": (0.0, 1.0 - 1e-9, "0 <= b2 < 1"),
         "warmup_steps": (0, math.inf, "at least 0"),
+        "clip_norm": (1e-30, math.inf, "finite and > 0 (1e9 never clips)"),
     }
     for name, (low, high, allowed) in limits.items():
         value = flat[f"optimizer.{name}"]
         if not (low <= value <= high and math.isfinite(value)):
             raise ValueError(f"config.optimizer.{name}: must be {allowed}, got {value}")
-    if not flat["optimizer.clip_norm"] > 0:
-        raise ValueError(
-            f"config.optimizer.clip_norm: must be > 0 (inf: never clip), got {flat['optimizer.clip_norm']}"
-        )
 
 
 def _check_divides(flat: Mapping[str, Any], divisor: str, of: str) -> None:
@@ -316,3 +313,21 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
             yield from flatten(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
+
+
+def set_flat(config: dict[str, Any], key: str, value: Any) -> None:
+    """`set_flat(config, "model.width", 128)` on nested dicts.
+
+    Raises:
+      ValueError: no such key, with the nearest known one.
+    """
+    *sections, leaf = key.split(".")
+    place: Any = config
+    for section in sections:
+        place = place.get(section) if isinstance(place, dict) else None
+    if not isinstance(place, dict) or leaf not in place:
+        known = [name for name, _ in flatten(config)]
+        near = difflib.get_close_matches(key, known, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"allowed: {', '.join(known)}"
+        raise ValueError(f"config.{key}: unknown key; {hint}")
+    place[leaf] = value

@@ -222,7 +222,9 @@ def init(arch: Architecture, seed: Array) -> Params:
     tokens = jnp.zeros((1, 1), jnp.int32)
     one = jnp.ones((1, 1, 1), jnp.int32)
     mask = Mask(lo=one - 1, hi=one, dense=None, kv_len=1)
-    return Transformer(arch).init(jax.random.key(seed), tokens, mask, knobs)["params"]
+    return Transformer(arch).init(jax.random.key(seed, impl="threefry2x32"), tokens, mask, knobs)[
+        "params"
+    ]
 
 
 def apply(

@@ -24,7 +24,7 @@ class OptimizerKnobs:
     `learning_rate`: the peak. `warmup_steps`: linear rise from 0. `total_steps`: end of the cosine.
     `final_fraction`: the learning rate at the end as a fraction of the peak. `weight_decay`: decoupled,
     multiplied by the learning rate as in AdamW (Loshchilov & Hutter 2019). `clip_norm`: largest global
-    gradient norm; inf never clips. `b1`, `b2`: Adam's decay rates.
+    gradient norm. `b1`, `b2`: Adam's decay rates.
     """
 
     learning_rate: Array

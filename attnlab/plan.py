@@ -83,7 +83,7 @@ def plan(
 def _member(sweep: str, config: Mapping[str, Any], corpus: Corpus) -> Member:
     budget = knobs_lib.budget(config)
     length = objectives.window_length(config["context"])
-    corpus.check_window(length)
+    corpus.check_windows(length)
     arm = arm_of(config)
     arch = knobs_lib.architecture(
         config, vocab_size=corpus.vocabulary.size, input_size=corpus.vocabulary.input_size

@@ -70,7 +70,7 @@ def train_step(
         tokens, knobs.seed_data, state.step, batch_size=budget.batch_size, length=length
     )
     # A different stream from the one that draws the windows, made from the same two numbers.
-    key = jax.random.fold_in(jax.random.fold_in(jax.random.key(knobs.seed_data), state.step), 1)
+    key = jax.random.fold_in(sampling.batch_key(knobs.seed_data, state.step), 1)
     batch = objectives.make_batch(
         knobs.objective, windows_BW, knobs.mask, key=key, mask_id=task.mask_id
     )
@@ -148,7 +148,7 @@ def evaluate(
     """
     arch, size = task.architecture, task.budget.batch_size
     batches = windows_EW.reshape(-1, size, windows_EW.shape[1])
-    key = jax.random.fold_in(jax.random.key(EVALUATION_KEY), block)
+    key = jax.random.fold_in(jax.random.key(EVALUATION_KEY, impl="threefry2x32"), block)
     keys = jax.random.split(key, batches.shape[0])
 
     def batch_of(windows_BW: Array, key: Array) -> objectives.Batch:

@@ -50,7 +50,7 @@ def get_config(arg: str = "") -> ConfigDict:
     c.optimizer.warmup_steps = 50  # DATA
     c.optimizer.final_fraction = 0.1  # DATA    learning rate at the end / peak
     c.optimizer.weight_decay = 0.1  # DATA    decoupled; on matrices only
-    c.optimizer.clip_norm = 1.0  # DATA    global gradient norm; inf: never
+    c.optimizer.clip_norm = 1.0  # DATA    global gradient norm; 1e9 never clips
     c.optimizer.b1 = 0.9  # DATA
     c.optimizer.b2 = 0.99  # DATA
 

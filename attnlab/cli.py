@@ -1,0 +1,264 @@
+"""`attnlab ...`: parses the command line, prepares the machine, calls the library, explains what went wrong.
+
+Nothing heavy is imported at the top: XLA reads its flags when jax starts, so the number of host devices must be
+decided first; and a wrong flag should be refused at once.
+
+Exit codes: 0 done; 2 bad input, nothing written; 130 interrupted, what was trained is on disk; 1 anything else.
+"""
+
+import argparse
+import importlib
+import importlib.util
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+CHECKOUT = Path(__file__).resolve().parent.parent
+BASE_CONFIG = CHECKOUT / "configs" / "base.py"
+BAD_INPUT = 2
+
+
+class UsageError(Exception):
+    """A wrong word on the command line: one line that says what is allowed."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command and returns the exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        args, config_flags = _parse(words)
+        return args.run(args, config_flags)
+    except UsageError as error:
+        print(f"attnlab: {error}", file=sys.stderr)
+        return BAD_INPUT
+    except KeyboardInterrupt:
+        print("attnlab: interrupted", file=sys.stderr)
+        return 130
+
+
+def _parse(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
+    """The command's own flags, and the `--config.x=y` overrides for ml_collections."""
+    overrides = [w for w in words if w.startswith(("--config.", "--config["))]
+    args = _parser().parse_args([w for w in words if w not in overrides])
+    for word in overrides:
+        if "=" not in word:
+            raise UsageError(f"{word}: write --config.NAME=VALUE")
+        if args.command != "sweep":
+            raise UsageError(f"{word}: allowed with `attnlab sweep` only")
+    return args, overrides
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="attnlab",
+        description="A claim about attention in, a verdict with a confidence interval out.",
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    reproduce = commands.add_parser("reproduce", help="run a claim and judge it")
+    reproduce.add_argument("claim", help="see `attnlab claims`")
+    reproduce.add_argument("--preset", default="quick", help="size of the experiment (quick)")
+    reproduce.add_argument("--seeds", type=int, help="paired seeds per arm (the claim's own)")
+    _add_run_flags(reproduce)
+    reproduce.set_defaults(run=_reproduce)
+
+    sweep = commands.add_parser("sweep", help="train the members of a sweep")
+    sweep.add_argument(
+        "--config", required=True, metavar="FILE[:PRESET]", help="a file of configs/"
+    )
+    sweep.add_argument(
+        "--sweep", metavar="NAME", help="sweep_NAME of the file, when it has several"
+    )
+    sweep.add_argument("--seeds", type=int, help="paired seeds per arm (the sweep's own)")
+    sweep.add_argument("--dry-run", action="store_true", help="print the plan and stop")
+    _add_run_flags(sweep)
+    sweep.set_defaults(run=_sweep)
+
+    claims = commands.add_parser("claims", help="list the claims")
+    claims.set_defaults(run=_claims)
+
+    mask = commands.add_parser("mask", help="draw a mask")
+    mask.add_argument("mask", metavar="MASK", help='e.g. "causal & sliding_window(4)"')
+    mask.add_argument("--length", type=int, default=12, help="queries (12)")
+    mask.add_argument("--kv-length", type=int, help="keys (as many as queries)")
+    mask.add_argument("--png", type=Path, metavar="FILE", help="also draw it to a file")
+    mask.set_defaults(run=_mask)
+    return parser
+
+
+def _add_run_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--workdir", type=Path, help="where everything is written (runs/NAME-TIME)")
+    parser.add_argument(
+        "--wandb",
+        choices=("online", "offline", "disabled"),
+        help="mirror to W&B (WANDB_MODE, or online when a key is found, else offline)",
+    )
+    parser.add_argument(
+        "--devices",
+        type=int,
+        help="host devices on CPU (one per core); members are spread over them",
+    )
+
+
+def _reproduce(args: argparse.Namespace, _: list[str]) -> int:
+    with _bad_input():
+        from attnlab import claims
+
+        experiment = _experiment(claims.experiment_module(args.claim))
+        claim = experiment.CLAIM
+        if args.preset not in claim.presets:
+            raise ValueError(f"preset: got {args.preset!r}; allowed: {', '.join(claim.presets)}")
+        seeds = claim.seeds if args.seeds is None else args.seeds
+        if seeds < 2:
+            raise ValueError(f"seeds: a verdict needs at least 2, got {seeds}")
+        _prepare_machine(args.devices)
+        module, config = _load_config(f"{CHECKOUT / 'configs' / args.claim}.py:{args.preset}", [])
+        plan = _plan(f"{args.claim}-{args.preset}", module, config, args.claim, seeds)
+    from attnlab import sweeps
+
+    return sweeps.reproduce(experiment, plan, workdir=args.workdir, wandb=args.wandb)
+
+
+def _sweep(args: argparse.Namespace, config_flags: list[str]) -> int:
+    with _bad_input():
+        _prepare_machine(args.devices)
+        module, config = _load_config(args.config, config_flags)
+        path, _, preset = args.config.partition(":")
+        name = "-".join(filter(None, [Path(path).stem, preset]))
+        plan = _plan(name, module, config, args.sweep, args.seeds)
+    from attnlab import sweeps
+
+    if args.dry_run:
+        return sweeps.dry_run(plan)
+    return sweeps.run(plan, workdir=args.workdir, wandb=args.wandb)
+
+
+def _claims(args: argparse.Namespace, _: list[str]) -> int:
+    from attnlab import claims, console
+
+    listed = [_experiment(module).CLAIM for module in claims.EXPERIMENTS.values()]
+    console.print_claims(listed)
+    return 0
+
+
+def _mask(args: argparse.Namespace, _: list[str]) -> int:
+    with _bad_input():
+        from attnlab import mask_text
+
+        for flag, value in (("--length", args.length), ("--kv-length", args.kv_length)):
+            if value is not None and value < 1:
+                raise ValueError(f"{flag}: must be at least 1, got {value}")
+        mask = mask_text.parse(args.mask, args.length, args.kv_length)
+        print(mask_text.render(mask))
+        if args.png:
+            from attnlab import plots
+
+            plots.save(plots.mask_gallery({args.mask: mask.as_array()[0, 0]}), args.png)
+    return 0
+
+
+class _bad_input:  # noqa: N801 - reads as a statement
+    """Turns a refusal of the library into one line on the terminal: what it raises before anything is written."""
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if (
+            isinstance(error, ValueError | TypeError | OSError)
+            and "ATTNLAB_TRACEBACK" not in os.environ
+        ):
+            raise UsageError(" ".join(str(error).split())) from error
+
+
+def _prepare_machine(devices: int | None) -> None:
+    """Asks XLA for one host device per core before jax starts; a flag that is set already stands."""
+    if devices is not None and devices < 1:
+        raise ValueError(f"--devices: must be at least 1, got {devices}")
+    flags = os.environ.get("XLA_FLAGS", "")
+    name = "--xla_force_host_platform_device_count"
+    if name in flags and devices is not None:
+        raise ValueError(
+            f"--devices: got {devices}, but XLA_FLAGS already holds {name}; set one of them"
+        )
+    if name not in flags:
+        count = devices or len(os.sched_getaffinity(0))
+        os.environ["XLA_FLAGS"] = f"{flags} {name}={count}".strip()
+
+
+def _experiment(module: str) -> ModuleType:
+    if str(CHECKOUT) not in sys.path:
+        sys.path.insert(0, str(CHECKOUT))
+    return importlib.import_module(module)
+
+
+def _load_config(spec: str, overrides: list[str]) -> tuple[ModuleType, dict[str, Any]]:
+    """The module of a config file and its configuration, with `--config.x=y` applied and typed."""
+    from absl import flags
+    from ml_collections import config_flags
+
+    path_text, _, preset = spec.partition(":")
+    path = Path(path_text)
+    if not path.is_file():
+        raise ValueError(f"--config: no file {path_text!r}; allowed: FILE.py or FILE.py:PRESET")
+    if str(CHECKOUT) not in sys.path:
+        sys.path.insert(0, str(CHECKOUT))
+    module = _module_from(path)
+    config = module.get_config(preset) if preset else module.get_config()
+    values = flags.FlagValues()
+    config_flags.DEFINE_config_dict("config", config, flag_values=values)
+    try:
+        values(["attnlab", *overrides])
+    except (flags.Error, AttributeError, KeyError, TypeError) as error:
+        raise ValueError(str(error).strip("\"'")) from error
+    return module, config.to_dict()
+
+
+def _module_from(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"config_{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise ValueError(f"--config: {path} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    if not hasattr(module, "get_config"):
+        raise ValueError(f"--config: {path} has no get_config(preset)")
+    return module
+
+
+def _plan(
+    name: str, module: ModuleType, config: dict[str, Any], sweep: str | None, seeds: int | None
+) -> Any:
+    from attnlab import sweeps
+
+    _, base = _load_config(str(BASE_CONFIG), [])
+    configs = sweeps.expand(config, _overrides(module, sweep, seeds))
+    return sweeps.plan(name, configs, base)
+
+
+def _overrides(module: ModuleType, sweep: str | None, seeds: int | None) -> list[dict[str, Any]]:
+    """What `sweep_NAME()` of a config module yields; a module without sweeps is one member."""
+    found = sorted(n.removeprefix("sweep_") for n in vars(module) if n.startswith("sweep_"))
+    if sweep is None and not found:
+        if seeds is not None:
+            raise ValueError(
+                f"--seeds: got {seeds}, but this file has no sweep; set config.seed instead"
+            )
+        return [{}]
+    if sweep is None and len(found) > 1:
+        raise ValueError(f"--sweep: the file has several; allowed: {', '.join(found)}")
+    name = sweep or found[0]
+    if name not in found:
+        raise ValueError(
+            f"--sweep: got {name!r}; allowed: {', '.join(found) or 'none in this file'}"
+        )
+    if seeds is not None and seeds < 1:
+        raise ValueError(f"--seeds: must be at least 1, got {seeds}")
+    generate = getattr(module, f"sweep_{name}")
+    return list(generate() if seeds is None else generate(seeds=seeds))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
