@@ -88,7 +88,7 @@ def graph(edge_index: Any, num_nodes: int, self_loops: bool = False) -> Mask:
             f"edge_index has shape {edges.shape}; it must be [2, edges] or [batch, 2, edges]"
         )
     inputs.check_range("edge_index", edges, high=size - 1)
-    edges = jnp.asarray(edges).reshape(-1, *edges.shape[-2:])
+    edges = jnp.asarray(edges if edges.ndim == 3 else edges[None])
     # A negative index would count from the end; num_nodes is out of range and dropped.
     edges = jnp.where(jnp.any(edges < 0, axis=1, keepdims=True), size, edges)
     b = jnp.arange(edges.shape[0], dtype=jnp.int32)[:, None]

@@ -16,6 +16,8 @@ from jax import Array, lax
 Data = Array | np.ndarray
 
 INT32 = np.iinfo(np.int32)
+# Typed: as Python ints they would make numpy widen to int64.
+_LEAST, _GREATEST = np.int32(INT32.min), np.int32(INT32.max)
 
 
 def length(name: str, value: Any) -> int:
@@ -137,11 +139,11 @@ def add(a: Any, b: Any) -> Any:
     """int32 addition that saturates instead of wrapping, so that huge windows stay huge."""
     xp, total = backend(a, b), a + b
     wrapped = (a ^ total) & (b ^ total) < 0
-    return xp.where(wrapped, xp.where(b < 0, INT32.min, INT32.max), total)
+    return xp.where(wrapped, xp.where(b < 0, _LEAST, _GREATEST), total)
 
 
 def subtract(a: Any, b: Any) -> Any:
     """int32 subtraction that saturates instead of wrapping."""
     xp, total = backend(a, b), a - b
     wrapped = (a ^ b) & (a ^ total) < 0
-    return xp.where(wrapped, xp.where(a < 0, INT32.min, INT32.max), total)
+    return xp.where(wrapped, xp.where(a < 0, _LEAST, _GREATEST), total)
