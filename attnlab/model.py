@@ -107,7 +107,7 @@ class Attention(nn.Module):
             q_BTNH, k_BTKH, v_BTKH, mask,
             scale=knobs.logit_scale, bias=placement.bias, impl=a.attention, stats=stats,
         )  # fmt: skip
-        out_BTNH, attention_stats = out if stats else (out, None)
+        out_BTNH, attention_stats = out if isinstance(out, tuple) else (out, None)
         out_BTD = _matmul(out_BTNH.reshape(B, T, N * H), _kernel(self, "out_kernel", N * H, D))
         return out_BTD, attention_stats
 
@@ -238,6 +238,7 @@ def apply(
     stats: bool = False,
 ) -> tuple[Array, dict[str, Any]]:
     """Runs the network: see `Transformer`."""
-    return Transformer(arch).apply(
+    logits_BTV, aux = Transformer(arch).apply(
         {"params": params}, tokens_BT, mask, knobs, positions_BT=positions_BT, stats=stats
     )
+    return logits_BTV, aux

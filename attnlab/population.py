@@ -19,6 +19,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from attnlab import training
+from attnlab.checkpoints import Checkpoints
 from attnlab.data import sampling
 from attnlab.knobs import Knobs
 from attnlab.objectives import window_length
@@ -89,6 +90,14 @@ class Program:
         )
         return jax.device_put(stacked, self.members)
 
+    def place_states(self, states: TrainState) -> TrainState:
+        """Puts the states of the members (numpy, no padding) on the devices; padding repeats the last one."""
+
+        def padded(x: np.ndarray) -> np.ndarray:
+            return np.concatenate([x, np.repeat(x[-1:], -len(x) % self.mesh.size, axis=0)])
+
+        return jax.device_put(jax.tree.map(padded, states), self.members)
+
 
 def _mapped(f: Callable[..., Any]) -> Callable[..., Any]:
     return lambda *args: jax.lax.map(lambda xs: f(*xs), args)
@@ -107,9 +116,15 @@ def _skip_inactive(chunk: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Log(Protocol):
-    """What the loop needs of a tracker: columns of one value per member, and how each member ended."""
+    """What the loop needs of a tracker.
+
+    `log`: columns of one value per member. `flush`: returns when all logged rows are on disk. `finish`: how a member
+    ended.
+    """
 
     def log(self, step: int, rows: dict[str, np.ndarray], where: np.ndarray) -> None: ...
+
+    def flush(self) -> None: ...
 
     def finish(self, index: int, status: str, summary: dict[str, Any]) -> None: ...
 
@@ -146,60 +161,102 @@ def run_group(
     group: Group,
     log: Log,
     *,
+    checkpoints: Checkpoints | None = None,
     should_stop: Callable[[], bool] = lambda: False,
     progress: Callable[[Progress], None] = lambda _: None,
 ) -> GroupReport:
     """Trains every member of a group to its end, or until `should_stop()`; metrics go to `log`.
 
     Metrics of a chunk are fetched while the next one runs. A member whose loss or gradient is not finite is
-    frozen at its last good parameters and reported as `diverged`; the others are not affected.
+    frozen at its last good parameters and reported as `diverged`; the others are not affected. Training starts from
+    the newest checkpoint, if there is one; what follows equals an uninterrupted run bit for bit on CPU.
     """
-    return _Run(group, log, progress).train(should_stop)
+    return _Run(group, log, checkpoints, progress).train(should_stop)
 
 
 class _Run:
     """The loop's own state: what is on the devices, and the clock."""
 
-    def __init__(self, group: Group, log: Log, progress: Callable[[Progress], None]):
+    def __init__(
+        self,
+        group: Group,
+        log: Log,
+        checkpoints: Checkpoints | None,
+        progress: Callable[[Progress], None],
+    ):
         self.group, self.log, self.progress = group, log, progress
+        self.checkpoints = checkpoints
         self.count = len(group.members)
         self.program = Program(group.task, member_mesh(self.count))
         self.knobs = self.program.place(group.knobs())
         self.states = self.program.init(self.knobs)
+        self.start = self._restore()
         self.tokens = jax.device_put(group.corpus.train, self.program.everywhere)
         self.budget = group.task.budget
         self.tokens_per_update = self.budget.batch_size * group.task.architecture.context
         self.first_call_seconds = self.train_seconds = 0.0
         self.member_updates = 0
+        self.pending: tuple[int, dict[str, Array]] | None = None
         self.clock = time.monotonic()
 
     def train(self, should_stop: Callable[[], bool]) -> GroupReport:
         steps, chunk = self.group.steps, self.budget.log_every
-        interrupted = False
-        self._evaluate(0)
-        pending: tuple[int, Any] | None = None
+        interrupted = should_stop()
+        if self.start == 0 and not interrupted:
+            self._evaluate(0)
         self.clock = time.monotonic()
-        for step in range(chunk, steps + 1, chunk):
-            if should_stop():
-                interrupted = True
+        done = self.start
+        for step in range(self.start + chunk, steps + 1, chunk):
+            interrupted = should_stop()
+            if interrupted:
                 break
             self.states, metrics = self.program.train(self.states, self.knobs, self.tokens)
-            if pending is not None:
-                self._log_chunk(*pending)
-            pending = (step, metrics)
+            self._log_pending()
+            self.pending, done = (step, metrics), step
             if step % self.budget.eval_every == 0 and step < steps:
-                self._log_chunk(*pending)
-                pending = None
+                self._log_pending()
                 self._evaluate(step)
-        if pending is not None:
-            self._log_chunk(*pending)
-        self._finish(interrupted)
+            if self.checkpoints is not None and self.checkpoints.due(step):
+                self._save(step)
+        self._log_pending()
+        self._save(done, wait=True)
+        if interrupted:
+            self._interrupt(done)
+        else:
+            self._finish()
         return GroupReport(
             self.count, dict(self.program.traces), interrupted,
             self.first_call_seconds, self.train_seconds, self.member_updates,
         )  # fmt: skip
 
-    def _log_chunk(self, step: int, metrics: dict[str, Array]) -> None:
+    def _restore(self) -> int:
+        """Takes the newest checkpoint, if there is one; the number of updates done."""
+        if self.checkpoints is None:
+            return 0
+        like = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct((self.count, *x.shape[1:]), x.dtype), self.states
+        )
+        restored = self.checkpoints.restore(like)
+        if restored is None:
+            return 0
+        step, states = restored
+        self.states = self.program.place_states(states)
+        return step
+
+    def _save(self, step: int, *, wait: bool = False) -> None:
+        """A checkpoint after `step` updates; rows up to it are on disk first, so that none can be missing."""
+        if self.checkpoints is None:
+            return
+        self._log_pending()
+        self.log.flush()
+        states = jax.tree.map(lambda x: x[: self.count], self.states)
+        self.checkpoints.save(step, states, wait=wait)
+
+    def _log_pending(self) -> None:
+        """Rows of the last chunk, fetched while the next one runs."""
+        if self.pending is None:
+            return
+        (step, metrics), self.pending = self.pending, None
         fetched = self._fetch(metrics)
         updates = fetched.pop("updates")
         seconds, self.clock = time.monotonic() - self.clock, time.monotonic()
@@ -254,27 +311,33 @@ class _Run:
             "attn/entropy": parts[0]["entropy"],
         }
 
-    def _finish(self, interrupted: bool) -> None:
+    def _finish(self) -> None:
         """Last validation, on `eval.final_windows`, and each member's end."""
-        windows = self.budget.eval_windows if interrupted else self.budget.final_eval_windows
-        result = self._validation(windows)
+        result = self._validation(self.budget.final_eval_windows)
         flat = _flat(result)
         steps, diverged_at = self._fetch((self.states.step, self.states.diverged_at))
-        for index, member in enumerate(self.group.members):
-            status = "interrupted" if interrupted and steps[index] < member.steps else "finished"
+        for index in range(self.count):
+            step = int(steps[index])
+            tokens = np.full(self.count, step * self.tokens_per_update)
+            self.log.log(step, {"tokens": tokens, **flat}, np.arange(self.count) == index)
             summary: dict[str, Any] = {k: float(v[index]) for k, v in flat.items()}
-            if diverged_at[index] != NEVER:
-                status, summary["diverged_at"] = "diverged", int(diverged_at[index])
-            self.log.log(
-                int(steps[index]),
-                {"tokens": np.full(self.count, int(steps[index]) * self.tokens_per_update), **flat},
-                np.arange(self.count) == index,
-            )
-            summary["step"] = int(steps[index])
-            summary["tokens"] = int(steps[index]) * self.tokens_per_update
-            summary["val/loss_by_position"] = result["val/loss_by_position"][index].tolist()
-            summary["val/windows"] = windows
-            self.log.finish(index, status, summary)
+            summary |= {
+                "step": step,
+                "tokens": int(tokens[index]),
+                "val/loss_by_position": result["val/loss_by_position"][index].tolist(),
+                "val/windows": self.budget.final_eval_windows,
+            }
+            if diverged_at[index] == NEVER:
+                self.log.finish(index, "finished", summary)
+            else:
+                self.log.finish(
+                    index, "diverged", summary | {"diverged_at": int(diverged_at[index])}
+                )
+
+    def _interrupt(self, step: int) -> None:
+        """Marks every member; no validation, so that a resumed run has the rows of one that never stopped."""
+        for index in range(self.count):
+            self.log.finish(index, "interrupted", {"step": step})
 
     def _fetch(self, tree: Any) -> Any:
         """To the host, without the padding of the mesh."""
