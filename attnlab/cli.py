@@ -91,6 +91,20 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_run_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workdir", type=Path, help="where everything is written (runs/NAME-TIME)")
+    parser.add_argument("--resume", action="store_true", help="finish what is missing in --workdir")
+    parser.add_argument(
+        "--checkpoint-steps",
+        type=int,
+        metavar="N",
+        help="a checkpoint every N updates (not by updates)",
+    )
+    parser.add_argument(
+        "--checkpoint-minutes", type=float, default=10.0, metavar="M",
+        help="a checkpoint every M minutes (10)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--keep", type=int, default=2, metavar="N", help="newest checkpoints to keep (2)"
+    )
     parser.add_argument(
         "--wandb",
         choices=("online", "offline", "disabled"),
@@ -117,9 +131,10 @@ def _reproduce(args: argparse.Namespace, _: list[str]) -> int:
         _prepare_machine(args.devices)
         module, config = _load_config(f"{CHECKOUT / 'configs' / args.claim}.py:{args.preset}", [])
         plan = _plan(f"{args.claim}-{args.preset}", module, config, args.claim, seeds)
+        session = _open_session(plan, args)
     from attnlab import sweeps
 
-    return sweeps.reproduce(experiment, plan, workdir=args.workdir, wandb=args.wandb)
+    return sweeps.reproduce(experiment, session)
 
 
 def _sweep(args: argparse.Namespace, config_flags: list[str]) -> int:
@@ -129,11 +144,28 @@ def _sweep(args: argparse.Namespace, config_flags: list[str]) -> int:
         path, _, preset = args.config.partition(":")
         name = "-".join(filter(None, [Path(path).stem, preset]))
         plan = _plan(name, module, config, args.sweep, args.seeds)
+        from attnlab import sweeps
+
+        if args.dry_run:
+            return sweeps.dry_run(plan)
+        session = _open_session(plan, args)
+    return sweeps.run(session)
+
+
+def _open_session(plan: Any, args: argparse.Namespace) -> Any:
     from attnlab import sweeps
 
-    if args.dry_run:
-        return sweeps.dry_run(plan)
-    return sweeps.run(plan, workdir=args.workdir, wandb=args.wandb)
+    if args.resume and args.workdir is None:
+        raise ValueError("--resume: needs --workdir, the directory to finish")
+    settings = sweeps.Settings(
+        workdir=args.workdir or sweeps.default_workdir(plan.name),
+        wandb=args.wandb,
+        resume=args.resume,
+        checkpoint_steps=args.checkpoint_steps,
+        checkpoint_minutes=args.checkpoint_minutes,
+        keep=args.keep,
+    )
+    return sweeps.open_session(plan, settings)
 
 
 def _claims(args: argparse.Namespace, _: list[str]) -> int:

@@ -177,7 +177,7 @@ def check_values(config: Mapping[str, Any]) -> None:
         )
     parse_logit_scale(flat["model.logit_scale"], head_dim=head_dim, width=flat["model.width"])
     Objective.parse(flat["objective"])
-    mask_text.parse(flat["mask"], flat["context"])
+    _check_mask(flat)
 
 
 def _check_optimizer(flat: Mapping[str, Any]) -> None:
@@ -194,6 +194,16 @@ def _check_optimizer(flat: Mapping[str, Any]) -> None:
         value = flat[f"optimizer.{name}"]
         if not (low <= value <= high and math.isfinite(value)):
             raise ValueError(f"config.optimizer.{name}: must be {allowed}, got {value}")
+
+
+def _check_mask(flat: Mapping[str, Any]) -> None:
+    """One mask for all examples: windows are drawn at random, so that example b of a batch means nothing."""
+    examples, heads, _ = mask_text.parse(flat["mask"], flat["context"]).lo.shape
+    if examples != 1 or heads not in (1, flat["model.heads"]):
+        raise ValueError(
+            f"config.mask: got {flat['mask']!r}, made for {examples} examples and {heads} heads; "
+            f"allowed: 1 example, and 1 or model.heads = {flat['model.heads']} heads"
+        )
 
 
 def _check_divides(flat: Mapping[str, Any], divisor: str, of: str) -> None:

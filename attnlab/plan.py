@@ -4,14 +4,19 @@ Members of a group differ in data only: mask, objective, position family, norm, 
 Everything a user can get wrong is refused here, before anything is compiled or written.
 """
 
+import dataclasses
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import jax
 
 from attnlab import knobs as knobs_lib
 from attnlab import objectives
 from attnlab.data.corpora import Corpus
 from attnlab.knobs import Architecture, Budget, Knobs
+from attnlab.masks import Mask
 from attnlab.results import arm_of
 from attnlab.tracking import run_id
 from attnlab.training import Task
@@ -42,8 +47,20 @@ class Group:
     members: tuple[Member, ...]
 
     def knobs(self) -> list[Knobs]:
-        """Each member's data, with a gate for every family of the group."""
-        return [knobs_lib.knobs(m.config, self.task.architecture) for m in self.members]
+        """Each member's data, alike in structure and shapes: a gate for every family of the group, and a mask
+        that is dense or per head as soon as one member's is."""
+        made = [knobs_lib.knobs(m.config, self.task.architecture) for m in self.members]
+        masks = Mask.stack([k.mask for k in made])
+        return [
+            dataclasses.replace(k, mask=jax.tree.map(lambda leaf, i=i: leaf[i], masks))
+            for i, k in enumerate(made)
+        ]
+
+    @property
+    def id(self) -> str:
+        """Ten hex digits that say which members train together; the name of their checkpoints."""
+        names = "\n".join(m.id for m in self.members)
+        return hashlib.sha256(names.encode()).hexdigest()[:10]
 
     @property
     def steps(self) -> int:
@@ -73,17 +90,23 @@ def plan(
     corpora = {name: load_corpus(name) for name in dict.fromkeys(c["corpus"] for c in configs)}
     members = [_member(sweep, config, corpora[config["corpus"]]) for config in configs]
     _refuse_equal(members)
+    return group(members, corpora)
+
+
+def group(members: Sequence[Member], corpora: Mapping[str, Corpus]) -> list[Group]:
+    """Members that can share a program, together; in the order in which they come."""
     groups: dict[tuple[Architecture, Budget], list[Member]] = {}
     for member in members:
         key = (knobs_lib.without_families(member.architecture), member.budget)
         groups.setdefault(key, []).append(member)
-    return [_group(members, corpora) for members in groups.values()]
+    return [_group(members, corpora[members[0].budget.corpus]) for members in groups.values()]
 
 
 def _member(sweep: str, config: Mapping[str, Any], corpus: Corpus) -> Member:
     budget = knobs_lib.budget(config)
     length = objectives.window_length(config["context"])
     corpus.check_windows(length)
+    _check_evaluation(corpus, budget, length)
     arm = arm_of(config)
     arch = knobs_lib.architecture(
         config, vocab_size=corpus.vocabulary.size, input_size=corpus.vocabulary.input_size
@@ -91,6 +114,15 @@ def _member(sweep: str, config: Mapping[str, Any], corpus: Corpus) -> Member:
     return Member(
         run_id(sweep, config), f"{arm} s{config['seed']['init']}", arm, config, arch, budget
     )
+
+
+def _check_evaluation(corpus: Corpus, budget: Budget, length: int) -> None:
+    most = len(corpus.validation) - length + 1
+    if budget.final_eval_windows > most:
+        raise ValueError(
+            f"config.eval.final_windows: got {budget.final_eval_windows}, but the validation split of "
+            f"{corpus.name!r} holds {len(corpus.validation)} tokens; allowed: at most {most} windows"
+        )
 
 
 def _refuse_equal(members: Sequence[Member]) -> None:
@@ -104,8 +136,7 @@ def _refuse_equal(members: Sequence[Member]) -> None:
         seen[member.id] = index
 
 
-def _group(members: Sequence[Member], corpora: Mapping[str, Corpus]) -> Group:
-    corpus = corpora[members[0].budget.corpus]
+def _group(members: Sequence[Member], corpus: Corpus) -> Group:
     arch = knobs_lib.union([m.architecture for m in members])
     task = Task(arch, members[0].budget, mask_id=corpus.vocabulary.mask_id)
     return Group(task, corpus, tuple(members))

@@ -2,8 +2,7 @@
 
 import copy
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -12,23 +11,25 @@ from typing import Any
 
 import jax
 
-from attnlab import console, outcomes, plots
+from attnlab import console, outcomes, plots, resume
 from attnlab import plan as plan_lib
+from attnlab.checkpoints import Checkpoints
 from attnlab.data import corpora, references
 from attnlab.knobs import set_flat
 from attnlab.plan import Group
-from attnlab.population import GroupReport, run_group
+from attnlab.population import GroupReport, Progress, run_group
 from attnlab.results import Results
 from attnlab.signals import StopFlag
 from attnlab.tracking import (
     MemberRecord,
     SweepDirectory,
     Tracker,
-    current_command,
+    WandbMode,
     environment_record,
     read_runs,
     resolve_mode,
 )
+from attnlab.tracking.environment import current_command
 
 
 @dataclass(frozen=True)
@@ -71,62 +72,144 @@ def dry_run(planned: Plan) -> int:
     return 0
 
 
-def run(planned: Plan, *, workdir: Path | None, wandb: str | None) -> int:
+@dataclass(frozen=True)
+class Settings:
+    """How a sweep is run, as opposed to what it is: none of it changes a result.
+
+    `wandb`: online, offline, disabled, or None to find out. `checkpoint_steps`, `checkpoint_minutes`: save after so
+    many updates or minutes. `keep`: newest checkpoints to keep.
+    """
+
+    workdir: Path
+    wandb: str | None = None
+    resume: bool = False
+    checkpoint_steps: int | None = None
+    checkpoint_minutes: float = 10.0
+    keep: int = 2
+
+
+@dataclass(frozen=True)
+class Session:
+    """A sweep whose directory is open: what is left of it to train, and how."""
+
+    directory: SweepDirectory
+    groups: tuple[Group, ...]
+    wandb: WandbMode
+    settings: Settings
+
+
+def open_session(planned: Plan, settings: Settings) -> Session:
+    """Opens the workdir for a sweep; the last moment at which bad input can be refused.
+
+    Raises:
+      ValueError: the workdir holds another sweep, was started and is not resumed, or cannot be written, or a
+        setting is impossible; nothing is written then.
+    """
+    mode = resolve_mode(settings.wandb)
+    directory = SweepDirectory(settings.workdir, planned.name)
+    groups = planned.groups
+    if settings.resume:
+        groups = tuple(resume.remaining(settings.workdir, planned.groups))
+    for group in groups:
+        _checkpoints(group, settings)
+    directory.create(_records(planned.members), resume=settings.resume)
+    return Session(directory, groups, mode, settings)
+
+
+def run(session: Session) -> int:
     """Trains a sweep; returns the exit code."""
-    workdir = workdir or _default_workdir(planned.name)
-    code = train(planned, workdir, wandb)
-    console.print_paths({"runs": workdir})
+    code = train(session)
+    console.print_paths({"runs": session.settings.workdir})
     return code
 
 
-def reproduce(
-    experiment: ModuleType, planned: Plan, *, workdir: Path | None, wandb: str | None
-) -> int:
+def reproduce(experiment: ModuleType, session: Session) -> int:
     """Trains a claim's sweep and judges it; returns the exit code.
 
     The exit code says whether the experiment ran, not what it found: NOT REPRODUCED is an answer.
     """
-    workdir = workdir or _default_workdir(planned.name)
-    code = train(planned, workdir, wandb)
-    if code:
-        console.print_paths({"runs": workdir})
-        return code
-    results = Results(read_runs(workdir))
-    outcome = experiment.judge(results)
-    outcomes.write_verdict(outcome, workdir / "verdict.json")
-    paths = {"runs": workdir, "verdict": workdir / "verdict.json"}
-    for stem, figure in experiment.figures(results, outcome).items():
-        paths[stem.replace("_", " ")], _ = plots.save(figure, workdir / f"{stem}.png")
-    console.print_outcome(outcome)
+    workdir = session.settings.workdir
+    code = train(session)
+    paths = {"runs": workdir}
+    if code == 0:
+        results = Results(read_runs(workdir))
+        outcome = experiment.judge(results)
+        paths["verdict"] = workdir / "verdict.json"
+        outcomes.write_verdict(outcome, paths["verdict"])
+        for stem, figure in experiment.figures(results, outcome).items():
+            paths[stem.replace("_", " ")], _ = plots.save(figure, workdir / f"{stem}.png")
+        console.print_outcome(outcome)
     console.print_paths(paths)
-    return 0
+    return code
 
 
-def train(planned: Plan, workdir: Path, wandb: str | None) -> int:
-    """Trains every group into `workdir`; returns 0, or 128 + the signal that stopped it.
-
-    Raises:
-      ValueError: `workdir` holds another sweep or cannot be written; nothing is written then.
-    """
+def train(session: Session) -> int:
+    """Trains every group that is not done; returns 0, or 128 + the signal that stopped it."""
     started = time.monotonic()
-    mode = resolve_mode(wandb)
-    members = [
-        MemberRecord(m.id, m.name, m.arm, m.config["seed"]["init"], m.config)
-        for m in planned.members
-    ]
     reports: list[GroupReport] = []
-    with ExitStack() as stack:
-        directory = stack.enter_context(SweepDirectory(workdir, planned.name))
-        directory.create(members)
-        stop = stack.enter_context(StopFlag())
-        tracker = stack.enter_context(_tracker(planned, directory, members, mode))
-        for index, group in enumerate(planned.groups):
-            if stop():
-                break
-            first = sum(report.members for report in reports)
-            with console.GroupProgress(index, len(planned.groups), group) as progress:
-                view = _GroupLog(tracker, first, len(group.members), len(members), _facts(group))
-                reports.append(run_group(group, view, should_stop=stop, progress=progress))
-        tracker.exit_code = stop.exit_code
+    with session.directory, StopFlag() as stop:
+        console.say(f"W&B: {session.wandb.mode} ({session.wandb.reason})")
+        for index, group in enumerate(session.groups):
+            if not stop():
+                with console.GroupProgress(index, len(session.groups), group) as progress:
+                    reports.append(_train_group(session, group, stop, progress))
     console.print_reports(reports, time.monotonic() - started)
     return stop.exit_code
+
+
+def _checkpoints(group: Group, settings: Settings) -> Checkpoints:
+    return Checkpoints(
+        resume.checkpoint_directory(settings.workdir, group),
+        every_steps=settings.checkpoint_steps,
+        every_minutes=settings.checkpoint_minutes,
+        keep=settings.keep,
+    )
+
+
+def _train_group(
+    session: Session, group: Group, stop: StopFlag, progress: Callable[[Progress], None]
+) -> GroupReport:
+    directory, corpus = session.directory, group.corpus
+    environment = environment_record(current_command(), corpus.record(), device=_device())
+    resume.record(directory.path, group)
+    members = _records(group.members)
+    with (
+        Tracker(directory, members, session.wandb.mode, environment=environment) as tracker,
+        _checkpoints(group, session.settings) as checkpoints,
+    ):
+        log = _WithReferences(tracker, _references(corpus))
+        report = run_group(group, log, checkpoints=checkpoints, should_stop=stop, progress=progress)
+        for line in tracker.close(stop.exit_code).lines():
+            console.say(line)
+    return report
+
+
+class _WithReferences:
+    """A tracker whose summaries also hold the n-gram losses of the corpus, which verdicts are measured against."""
+
+    def __init__(self, tracker: Tracker, references: Mapping[str, float]):
+        self.log, self.flush = tracker.log, tracker.flush
+        self.stop_requests = tracker.stop_requests
+        self._finish, self._references = tracker.finish, dict(references)
+
+    def finish(self, index: int, status: str, summary: dict[str, Any]) -> None:
+        self._finish(index, status, {**summary, "references": self._references})
+
+
+def _references(corpus: corpora.Corpus) -> dict[str, float]:
+    losses = references.reference_losses(corpus)
+    return {name: loss.held_out for name, loss in losses.items()}
+
+
+def _records(members: Sequence[plan_lib.Member]) -> list[MemberRecord]:
+    return [MemberRecord(m.id, m.name, m.arm, m.config["seed"]["init"], m.config) for m in members]
+
+
+def _device() -> str:
+    devices = jax.devices()
+    return f"{len(devices)} x {devices[0].device_kind}"
+
+
+def default_workdir(name: str) -> Path:
+    """A new directory below runs/: the sweep's name and the time."""
+    return Path("runs") / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
