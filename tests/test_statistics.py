@@ -178,6 +178,11 @@ def test_seeds_needed_for_ninety_percent_power(sd, delta, seeds):
     assert statistics.power(seeds, sd, delta) >= 0.9 > statistics.power(seeds - 1, sd, delta)
 
 
+def test_seeds_needed_of_a_vanishing_difference_is_a_large_number_and_not_an_error():
+    assert statistics.seeds_needed(1.0, 1e-3) == pytest.approx(10_507_424, abs=5)
+    assert statistics.seeds_needed(1.0, 1e-16) > 10**30
+
+
 @pytest.mark.parametrize(("sd", "delta"), [(0.0, 1.0), (1.0, 0.0), (math.nan, 1.0)])
 def test_seeds_needed_refuses_what_has_no_answer(sd, delta):
     with pytest.raises(ValueError, match="must be positive"):

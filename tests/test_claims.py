@@ -1,0 +1,197 @@
+"""From runs to verdicts: controls first, no seed left out in silence, every number on the record."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from fake_runs import fake_run, runs_ending_at
+
+from attnlab import claims
+from attnlab.claims import Claim, Control, SubClaim, below_reference
+from attnlab.results import Results
+from attnlab.rules import Verdict, above, below, equivalent
+
+CHECKOUT = Path(__file__).resolve().parents[1]
+
+
+def gap(results: Results) -> dict[int, float]:
+    seeds, loss = results.paired("val/loss", ("treated", "plain"))
+    return dict(zip(seeds, (loss["treated"] - loss["plain"]).tolist(), strict=True))
+
+
+def make_claim(*rules, controls=("plain-learns",)) -> Claim:
+    return Claim(
+        name="toy",
+        statement="Treatment costs more than half a nat.",
+        source="this test",
+        metric="val/loss",
+        arms={"treated": {"x": 1}, "plain": {"x": 0}, "other": {"x": 2}},
+        subclaims=tuple(
+            SubClaim(
+                id=f"S{i}",
+                title="it costs",
+                statement="Treatment costs more.",
+                source="this test",
+                metric="treated - plain",
+                unit="nats",
+                rule=rule,
+                arms=("treated", "plain"),
+                controls=controls,
+                measure=gap,
+            )
+            for i, rule in enumerate(rules)
+        ),
+        controls=(
+            Control(
+                id="plain-learns",
+                statement="plain beats the bigram model",
+                arms=("plain",),
+                check=below_reference("val/loss", "plain", "bigram", margin=0.1),
+            ),
+            Control(
+                id="other-learns",
+                statement="other beats the unigram model",
+                arms=("other",),
+                check=below_reference("val/loss", "other", "unigram", margin=0.0),
+            ),
+        ),
+        presets={},
+    )
+
+
+FINALS = {"treated": [2.6, 2.65, 2.7], "plain": [1.9, 2.0, 1.95], "other": [2.0, 2.0, 2.1]}
+
+
+def judge_one(rule, runs, **kwargs):
+    (judgement,) = make_claim(rule, **kwargs).judge(Results(runs)).judgements
+    return judgement
+
+
+@pytest.mark.parametrize(
+    ("rule", "verdict"),
+    [
+        (above(0.5), Verdict.REPRODUCED),
+        (above(1.0), Verdict.NOT_REPRODUCED),
+        (above(0.7), Verdict.INCONCLUSIVE),
+        (below(1.0), Verdict.REPRODUCED),
+        (equivalent(0.03), Verdict.NOT_REPRODUCED),
+    ],
+)
+def test_verdict_follows_the_interval_of_paired_differences(rule, verdict):
+    judgement = judge_one(rule, runs_ending_at(FINALS))
+    assert judgement.verdict is verdict
+    assert judgement.values == pytest.approx({0: 0.7, 1: 0.65, 2: 0.75})
+    # t(0.975, 2 df) * 0.05 / sqrt(3) around 0.7
+    assert judgement.interval.low == pytest.approx(0.7 - 4.302653 * 0.05 / math.sqrt(3), abs=1e-6)
+
+
+def test_inconclusive_says_how_many_seeds_would_settle_it():
+    judgement = judge_one(above(0.68), runs_ending_at(FINALS))
+    assert judgement.seeds_needed == 68  # sd 0.05 at a distance of 0.02: (3.24 * 2.5)^2 + 2
+    assert "about 68 seeds" in judgement.reason
+
+
+def test_mean_on_the_border_asks_for_no_absurd_number_of_seeds():
+    assert "more than 1000 seeds" in judge_one(above(0.7001), runs_ending_at(FINALS)).reason
+
+
+def test_failed_control_makes_its_subclaim_invalid_and_is_named_with_its_number():
+    runs = runs_ending_at(FINALS | {"plain": [1.9, 2.45, 1.95]})
+    judgement = judge_one(below(9.0), runs)
+    assert judgement.verdict is Verdict.INVALID
+    assert judgement.reason.startswith("control plain-learns failed: worst seed of plain at 2.450")
+    assert "up to 2.387 (bigram 2.487, margin 0.1)" in judgement.reason
+    assert judgement.interval is None
+    assert judgement.values == {}
+
+
+def test_control_of_another_subclaim_does_not_matter():
+    runs = runs_ending_at(FINALS | {"other": [9.0, 9.0, 9.0]})
+    assert judge_one(above(0.5), runs).verdict is Verdict.REPRODUCED
+    both = judge_one(above(0.5), runs, controls=("plain-learns", "other-learns"))
+    assert both.verdict is Verdict.INVALID
+    assert "other-learns" in both.reason
+
+
+@pytest.mark.parametrize("status", ["diverged", "interrupted"])
+@pytest.mark.parametrize("arm", ["treated", "plain"])
+def test_needed_run_that_did_not_finish_makes_the_verdict_invalid(arm, status):
+    runs = [r for r in runs_ending_at(FINALS) if r.id != f"{arm}-s1"]
+    judgement = judge_one(above(0.5), [*runs, fake_run(arm, 1, [4.2, 3.0], status=status)])
+    assert judgement.verdict is Verdict.INVALID
+    assert f"{arm} seed 1" in judgement.reason
+    assert status in judgement.reason
+    assert set(judgement.values) == {0, 2}, "the seeds that did finish stay on the record"
+    assert judgement.interval.n == 2
+    assert judgement.p_value is None
+
+
+def test_missing_run_makes_the_verdict_invalid():
+    runs = [r for r in runs_ending_at(FINALS) if r.id != "plain-s2"]
+    judgement = judge_one(above(0.5), runs)
+    assert (judgement.verdict, judgement.reason) == (Verdict.INVALID, "plain seed 2 has no run")
+
+
+def test_diverged_run_of_an_arm_that_is_not_needed_is_reported_and_changes_nothing():
+    runs = [r for r in runs_ending_at(FINALS) if r.id != "other-s0"]
+    runs.append(fake_run("other", 0, [4.2, 3.0], status="diverged"))
+    outcome = make_claim(above(0.5)).judge(Results(runs))
+    assert outcome.judgements[0].verdict is Verdict.REPRODUCED
+    assert outcome.diverged == ("other seed 0 diverged after step 4",)
+    (row,) = [row for row in outcome.arms if row.arm == "other"]
+    assert (row.runs, row.diverged, set(row.values)) == (3, 1, {1, 2})
+
+
+def test_no_finished_run_at_all_is_invalid_rather_than_an_error():
+    runs = [replace(run, status="diverged") for run in runs_ending_at(FINALS)]
+    judgement = judge_one(above(0.5), runs)
+    assert judgement.verdict is Verdict.INVALID
+    assert "no finished run of plain" in judgement.reason
+
+
+def test_one_seed_is_refused():
+    with pytest.raises(ValueError, match="seeds: a verdict on S0 needs at least 2, got 1"):
+        judge_one(above(0.5), runs_ending_at({arm: v[:1] for arm, v in FINALS.items()}))
+
+
+def test_arm_without_runs_is_refused():
+    runs = [r for r in runs_ending_at(FINALS) if not r.id.startswith("other")]
+    with pytest.raises(ValueError, match="no run of 'other'"):
+        judge_one(above(0.5), runs)
+
+
+def test_holm_counts_every_subclaim_even_an_invalid_one():
+    # Three sub-claims, the last one INVALID: the smallest p is still multiplied by three.
+    claim = make_claim(above(0.5), above(0.6), above(0.5))
+    last = replace(claim.subclaims[2], controls=("other-learns",))
+    claim = replace(claim, subclaims=(*claim.subclaims[:2], last))
+    first, second, third = claim.judge(
+        Results(runs_ending_at(FINALS | {"other": [9.0, 9.0, 9.0]}))
+    ).judgements
+    assert first.p_holm == pytest.approx(3 * first.p_value)
+    assert second.p_holm == pytest.approx(max(2 * second.p_value, first.p_holm))
+    assert third.p_value is third.p_holm is None
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"arms": ("treated", "typo")}, r"S0\.arms: got 'typo'; allowed: treated, plain, other"),
+        ({"controls": ("typo",)}, r"S0\.controls: got 'typo'; allowed: plain-learns, other-learns"),
+    ],
+)
+def test_claim_that_names_what_it_does_not_have_is_refused(change, message):
+    claim = make_claim(above(0.5))
+    with pytest.raises(ValueError, match=message):
+        replace(claim, subclaims=(replace(claim.subclaims[0], **change),))
+
+
+def test_every_listed_experiment_exists_and_a_typo_is_answered():
+    for module in claims.EXPERIMENTS.values():
+        assert CHECKOUT.joinpath(*module.split(".")).with_suffix(".py").is_file()
+    assert claims.experiment_module("nope") == "experiments.nope"
+    with pytest.raises(ValueError, match="claim: got 'nop'; did you mean 'nope'"):
+        claims.experiment_module("nop")
+    with pytest.raises(ValueError, match="allowed: nope"):
+        claims.experiment_module("zzz")
