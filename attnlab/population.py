@@ -119,12 +119,14 @@ class Log(Protocol):
     """What the loop needs of a tracker.
 
     `log`: columns of one value per member. `flush`: returns when all logged rows are on disk. `finish`: how a member
-    ended.
+    ended. `stop_requests`: members that somebody asked to stop, by index.
     """
 
     def log(self, step: int, rows: dict[str, np.ndarray], where: np.ndarray) -> None: ...
 
-    def flush(self) -> None: ...
+    def flush(self) -> object: ...
+
+    def stop_requests(self) -> frozenset[int]: ...
 
     def finish(self, index: int, status: str, summary: dict[str, Any]) -> None: ...
 
@@ -210,6 +212,7 @@ class _Run:
             interrupted = should_stop()
             if interrupted:
                 break
+            self._stop_members()
             self.states, metrics = self.program.train(self.states, self.knobs, self.tokens)
             self._log_pending()
             self.pending, done = (step, metrics), step
@@ -228,6 +231,15 @@ class _Run:
             self.count, dict(self.program.traces), interrupted,
             self.first_call_seconds, self.train_seconds, self.member_updates,
         )  # fmt: skip
+
+    def _stop_members(self) -> None:
+        """Freezes members that somebody asked to stop; the others do not notice, and a checkpoint remembers."""
+        asked = self.log.stop_requests()
+        stopped = np.array(self.states.stopped)
+        if not all(stopped[i] for i in asked):
+            stopped[list(asked)] = True
+            placed = jax.device_put(stopped, self.program.members)
+            self.states = dataclasses.replace(self.states, stopped=placed)
 
     def _restore(self) -> int:
         """Takes the newest checkpoint, if there is one; the number of updates done."""
@@ -315,7 +327,9 @@ class _Run:
         """Last validation, on `eval.final_windows`, and each member's end."""
         result = self._validation(self.budget.final_eval_windows)
         flat = _flat(result)
-        steps, diverged_at = self._fetch((self.states.step, self.states.diverged_at))
+        steps, diverged_at, stopped = self._fetch(
+            (self.states.step, self.states.diverged_at, self.states.stopped)
+        )
         for index in range(self.count):
             step = int(steps[index])
             tokens = np.full(self.count, step * self.tokens_per_update)

@@ -3,6 +3,7 @@
 A batch is a function of (data seed, step), so stopping, resuming and replaying need only the state.
 """
 
+import dataclasses
 from dataclasses import dataclass
 
 import jax
@@ -26,13 +27,15 @@ SUMMED = ("loss_by_position", "count_by_position")  # results of `evaluate` to a
 class TrainState:
     """`step`: int32, updates done. `diverged_at`: int32, the step whose loss or gradient was not finite, or -1.
 
-    From that step on the state does not change: `params` are the last good ones.
+    From that step on the state does not change: `params` are the last good ones. `stopped`: bool, somebody
+    asked this member to end early.
     """
 
     params: model.Params
     moments: optax.ScaleByAdamState
     step: Array
     diverged_at: Array
+    stopped: Array
 
 
 @dataclass(frozen=True)
@@ -47,12 +50,15 @@ class Task:
 def init_state(task: Task, knobs: Knobs) -> TrainState:
     """A member before its first update."""
     params = model.init(task.architecture, knobs.seed_init)
-    return TrainState(params, optimizer.init(params), jnp.int32(0), jnp.int32(NEVER))
+    return TrainState(
+        params, optimizer.init(params), jnp.int32(0), jnp.int32(NEVER), jnp.bool_(False)
+    )
 
 
 def is_active(state: TrainState, knobs: Knobs) -> Array:
     """bool scalar: this member still has updates to do."""
-    return (state.step < knobs.optimizer.total_steps) & (state.diverged_at == NEVER)
+    running = (state.diverged_at == NEVER) & ~state.stopped
+    return running & (state.step < knobs.optimizer.total_steps)
 
 
 def train_step(
@@ -86,13 +92,9 @@ def train_step(
     )
     finite = jnp.isfinite(total) & jnp.isfinite(norm)
     active = is_active(state, knobs)
-    moved = TrainState(params, moments, state.step + 1, state.diverged_at)
-    stuck = TrainState(
-        state.params,
-        state.moments,
-        state.step,
-        jnp.where(active & ~finite, state.step, state.diverged_at),
-    )
+    moved = dataclasses.replace(state, params=params, moments=moments, step=state.step + 1)
+    diverged_at = jnp.where(active & ~finite, state.step, state.diverged_at)
+    stuck = dataclasses.replace(state, diverged_at=diverged_at)
     state = jax.tree.map(lambda new, old: jnp.where(active & finite, new, old), moved, stuck)
     counted = active & finite
     metrics = {
