@@ -341,12 +341,10 @@ class _Run:
                 "val/loss_by_position": result["val/loss_by_position"][index].tolist(),
                 "val/windows": self.budget.final_eval_windows,
             }
-            if diverged_at[index] == NEVER:
-                self.log.finish(index, "finished", summary)
-            else:
-                self.log.finish(
-                    index, "diverged", summary | {"diverged_at": int(diverged_at[index])}
-                )
+            status = "stopped" if stopped[index] else "finished"
+            if diverged_at[index] != NEVER:
+                status, summary["diverged_at"] = "diverged", int(diverged_at[index])
+            self.log.finish(index, status, summary)
 
     def _interrupt(self, step: int) -> None:
         """Marks every member; no validation, so that a resumed run has the rows of one that never stopped."""
