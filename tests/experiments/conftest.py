@@ -1,0 +1,6 @@
+"""Experiments are modules of the checkout, not of the installed package."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
