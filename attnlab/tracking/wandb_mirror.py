@@ -1,0 +1,319 @@
+"""The W&B mirror, seen from the trainer: a child process that follows the run directories.
+
+W&B runs in a process of its own (`wandb_follower`), tied to this one by a pipe. Whatever happens to
+it - no network, a server that answers 500, its helper killed for memory, an upload that never ends -
+costs the trainer nothing: rows are on disk before the child sees them, and what it did not deliver
+is counted here from the files and sent later by `sync`. A child that dies is started again. A
+trainer that dies takes nothing with it: the child notices, delivers the last rows and marks the
+runs as interrupted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from attnlab.tracking.directory import ENDED, read_sweep
+from attnlab.tracking.files import effective_status, is_locked, read_json
+from attnlab.tracking.wandb_mode import credentials
+
+OFFLINE = "offline"
+"""The target of an offline mirror; an online one is named by server and project."""
+
+GIVE_UP = 4
+"""Exit code of a child that would only fail again."""
+
+RESTARTS = 4
+BACKOFF_SECONDS = 5.0
+
+# Variables that describe one particular run, or another process's helper. The child makes many runs.
+_NOT_INHERITED = frozenset(
+    f"WANDB_{name}"
+    for name in [
+        "CONFIG",
+        "CONFIG_PATHS",
+        "CONSOLE",
+        "DIR",
+        "DISABLED",
+        "JOB_TYPE",
+        "LAUNCH",
+        "MODE",
+        "NAME",
+        "NOTES",
+        "PROJECT",
+        "RESUME",
+        "RUN_GROUP",
+        "RUN_ID",
+        "SERVICE",
+        "SILENT",
+        "SWEEP_ID",
+        "SWEEP_PARAM_PATH",
+        "TAGS",
+    ]
+)
+
+
+@dataclass(frozen=True)
+class MirrorSettings:
+    """How the mirror works; none of it changes what is mirrored.
+
+    Attributes:
+      project: W&B project; None for WANDB_PROJECT, else "attnlab".
+      poll_seconds: how often the run directories are looked at.
+      transmit_seconds: how often a run sends what it has; None scales it with the number of runs,
+        15 s up to 16 of them and 60 s from 64, to stay below W&B's rate limits.
+      init_timeout, finish_timeout: seconds for one run to open, and to deliver its last rows.
+
+    Raises:
+      ValueError: W&B would refuse the project name, or a time is not positive.
+    """
+
+    project: str | None = None
+    poll_seconds: float = 1.0
+    transmit_seconds: float | None = None
+    init_timeout: float = 30.0
+    finish_timeout: float = 20.0
+
+    def __post_init__(self) -> None:
+        name = self.project_name
+        if not 1 <= len(name) <= 128 or set(name) & set("/\\#?%:\r\n"):
+            raise ValueError(f"project={name!r}: must be 1 to 128 characters without / \\ # ? % :")
+        for field in ("poll_seconds", "transmit_seconds", "init_timeout", "finish_timeout"):
+            value = getattr(self, field)
+            if value is not None and value <= 0:
+                raise ValueError(f"{field}={value}: must be positive")
+
+    @property
+    def project_name(self) -> str:
+        """The project, with the default filled in."""
+        return self.project or os.environ.get("WANDB_PROJECT") or "attnlab"
+
+
+@dataclass(frozen=True)
+class MirrorReport:
+    """What W&B has of a sweep.
+
+    Attributes:
+      mode: "online" or "offline".
+      runs, rows: how much is there; online: as confirmed by the server.
+      missing: run id -> rows that are not (0 when only the end of the run is unknown there).
+      problems: what went wrong, each once.
+      url: page of the project, or None.
+    """
+
+    mode: str
+    runs: int
+    rows: int
+    missing: dict[str, int]
+    problems: tuple[str, ...]
+    url: str | None
+    workdir: Path
+
+    def lines(self) -> list[str]:
+        """One or two lines for the end of a run."""
+        where = self.url if self.mode == "online" else str(self.workdir / "wandb")
+        there = f"W&B {self.mode}: {self.runs} runs, {self.rows} rows"
+        lines = [f"{there}{f' in {where}' if where else ''}"]
+        if self.missing:
+            lines.append(
+                f"W&B {self.mode}: NOT there: {sum(self.missing.values())} rows of "
+                f"{len(self.missing)} runs ({'; '.join(self.problems) or 'unknown'})"
+            )
+        if self.missing or self.mode == "offline":
+            lines.append(f"to send them: attnlab sync {self.workdir}")
+        return lines
+
+
+def sync(
+    workdir: str | os.PathLike[str],
+    settings: MirrorSettings | None = None,
+    *,
+    timeout: float | None = None,
+) -> MirrorReport:
+    """Send to W&B what it does not have of a sweep: runs, rows, ends. Repeating it sends nothing.
+
+    The server is asked how many rows it has of each run, and gets the lines of metrics.jsonl from
+    there on, so it does not matter how the mirror came to be incomplete. Offline files that are
+    thereby superseded are marked as synced. `timeout`: seconds, None to wait as long as it takes.
+
+    Raises:
+      ValueError: `workdir` holds no sweep, or is being trained in, or no W&B key is found.
+    """
+    root = Path(workdir).absolute()
+    read_sweep(root)
+    if is_locked(root / ".lock"):
+        raise ValueError(
+            f"workdir={str(workdir)!r}: is being trained in; must be synced after that"
+        )
+    if credentials(os.environ) is None:
+        raise ValueError("wandb: no key found; must be logged in (`wandb login`) to sync")
+    return Mirror(root, "online", settings or MirrorSettings()).close(timeout=timeout)
+
+
+class Mirror:
+    """Follows `workdir` from the moment it is made until it is closed."""
+
+    def __init__(self, workdir: Path, mode: str, settings: MirrorSettings) -> None:
+        self._workdir, self._mode, self._settings = workdir, mode, settings
+        self._stopped: set[str] = set()
+        self._problems: list[str] = []
+        self._child: subprocess.Popen[bytes] | None = None
+        self._lock = threading.Lock()  # of _child against close
+        self._closing = threading.Event()
+        self._abandoned = False
+        self._thread = threading.Thread(target=self._supervise, name="attnlab-wandb", daemon=True)
+        self._thread.start()
+
+    def stopped(self) -> frozenset[str]:
+        """Ids of the runs whose stop button was pressed."""
+        return frozenset(self._stopped)
+
+    def close(self, *, timeout: float | None) -> MirrorReport:
+        """Wait until everything on disk is delivered, at most `timeout` seconds; say what is not."""
+        with self._lock:
+            self._closing.set()
+            self._end_of_input(self._child)
+        self._thread.join(timeout)
+        if self._thread.is_alive():
+            self._problems.append(f"W&B did not finish within {timeout:.0f} s")
+            with self._lock:
+                self._abandoned = True
+                if self._child is not None:
+                    self._child.kill()
+            self._thread.join(5.0)
+        return self._report()
+
+    def _supervise(self) -> None:
+        """Keep a child at work until it says that it is done."""
+        for _ in range(1 + RESTARTS):
+            try:
+                with self._lock:
+                    if self._abandoned:
+                        return
+                    self._child = child = self._start()
+                    if self._closing.is_set():
+                        self._end_of_input(child)
+            except OSError as error:
+                self._note(f"the mirror could not be started: {error}")
+                return
+            for line in child.stdout or ():
+                self._hear(line)
+            code = child.wait()
+            if code in (0, GIVE_UP) or self._abandoned:
+                return
+            self._note(f"the mirror ended with code {code}")
+            self._closing.wait(BACKOFF_SECONDS)
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        folder = self._workdir / "wandb"
+        log: IO[bytes] | int = subprocess.DEVNULL
+        with contextlib.suppress(OSError):
+            folder.mkdir(exist_ok=True)
+            log = open(folder / "mirror.log", "ab")  # noqa: SIM115 (closed below)
+        task = {"workdir": str(self._workdir), "mode": self._mode, **asdict(self._settings)}
+        task["project"] = self._settings.project_name
+        try:
+            return subprocess.Popen(
+                [sys.executable, "-m", "attnlab.tracking.wandb_follower", json.dumps(task)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                cwd=self._workdir,
+                env=_child_environ(folder),
+                start_new_session=True,  # Ctrl-C is for the trainer alone
+            )
+        finally:
+            if not isinstance(log, int):
+                log.close()
+
+    def _hear(self, line: bytes) -> None:
+        with contextlib.suppress(ValueError):
+            said = json.loads(line)
+            if "stop" in said:
+                self._stopped.add(said["stop"])
+            if "problem" in said:
+                self._note(said["problem"])
+
+    def _note(self, problem: str) -> None:
+        text = " ".join(problem.split())
+        if text not in self._problems:
+            self._problems.append(text)
+
+    @staticmethod
+    def _end_of_input(child: subprocess.Popen[bytes] | None) -> None:
+        if child is not None and child.stdin is not None:
+            with contextlib.suppress(OSError):
+                child.stdin.close()
+
+    def _report(self) -> MirrorReport:
+        state = read_state(self._workdir)
+        target = OFFLINE if self._mode == "offline" else state.get("target", "")
+        records = state.get("targets", {}).get(target, {})
+        ids = [member["id"] for member in read_sweep(self._workdir)["members"]]
+        return MirrorReport(
+            mode=self._mode,
+            runs=len(records),
+            rows=sum(record["rows"] for record in records.values()),
+            missing=_missing(self._workdir, ids, records),
+            problems=tuple(self._problems),
+            url=state.get("url"),
+            workdir=self._workdir,
+        )
+
+
+def read_state(workdir: Path) -> dict[str, Any]:
+    """What the mirror has delivered and confirmed: wandb/mirror.json, or nothing.
+
+    `target` is the server and project it speaks to; `targets[target][run id]` holds `bytes`, `rows`
+    and `status` of the run directory at the moment the target had all of it.
+    """
+    try:
+        state = read_json(workdir / "wandb" / "mirror.json", default={})
+    except (OSError, ValueError):
+        return {}  # then everything counts as undelivered, and asking the server will tell
+    return state if isinstance(state, dict) else {}
+
+
+def snapshot(run: Path, *, alive: bool) -> tuple[int, str]:
+    """Bytes of a run's metrics and its status, to be compared with what was delivered."""
+    try:
+        size = (run / "metrics.jsonl").stat().st_size
+    except OSError:
+        size = 0
+    try:
+        summary = read_json(run / "summary.json", default={})
+    except (OSError, ValueError):
+        summary = {}
+    return size, effective_status(summary, alive)
+
+
+def _missing(workdir: Path, ids: Iterable[str], records: Mapping[str, Any]) -> dict[str, int]:
+    missing = {}
+    for run_id in ids:
+        path = workdir / "runs" / run_id
+        size, status = snapshot(path, alive=False)
+        record = records.get(run_id, {"bytes": 0, "rows": 0, "status": None})
+        if (size or status in ENDED) and (size, status) != (record["bytes"], record["status"]):
+            rows = 0
+            if size:
+                rows = (path / "metrics.jsonl").read_bytes().count(b"\n")
+            missing[run_id] = max(0, rows - record["rows"])
+    return missing
+
+
+def _child_environ(folder: Path) -> dict[str, str]:
+    environ = {k: v for k, v in os.environ.items() if k not in _NOT_INHERITED}
+    package = str(Path(__file__).resolve().parents[2])
+    environ["PYTHONPATH"] = os.pathsep.join(filter(None, [package, environ.get("PYTHONPATH")]))
+    # Nothing is written outside the workdir. The user's settings and keys are still found.
+    for kind in ("CACHE", "DATA", "ARTIFACT"):
+        environ[f"WANDB_{kind}_DIR"] = str(folder / kind.lower())
+    return environ
