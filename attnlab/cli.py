@@ -46,8 +46,8 @@ def _parse(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
     for word in overrides:
         if "=" not in word:
             raise UsageError(f"{word}: write --config.NAME=VALUE")
-        if args.command != "sweep":
-            raise UsageError(f"{word}: allowed with `attnlab sweep` only")
+        if args.command not in ("train", "sweep"):
+            raise UsageError(f"{word}: allowed with `attnlab train` and `attnlab sweep`")
     return args, overrides
 
 
@@ -65,6 +65,14 @@ def _parser() -> argparse.ArgumentParser:
     _add_run_flags(reproduce)
     reproduce.set_defaults(run=_reproduce)
 
+    train = commands.add_parser("train", help="train one configuration")
+    train.add_argument(
+        "--config", required=True, metavar="FILE[:PRESET]", help="a file of configs/"
+    )
+    train.add_argument("--dry-run", action="store_true", help="print the plan and stop")
+    _add_run_flags(train)
+    train.set_defaults(run=_train)
+
     sweep = commands.add_parser("sweep", help="train the members of a sweep")
     sweep.add_argument(
         "--config", required=True, metavar="FILE[:PRESET]", help="a file of configs/"
@@ -76,6 +84,14 @@ def _parser() -> argparse.ArgumentParser:
     sweep.add_argument("--dry-run", action="store_true", help="print the plan and stop")
     _add_run_flags(sweep)
     sweep.set_defaults(run=_sweep)
+
+    status = commands.add_parser("status", help="the state of a sweep's members")
+    status.add_argument("workdir", type=Path, metavar="WORKDIR")
+    status.set_defaults(run=_status)
+
+    sync = commands.add_parser("sync", help="send to W&B what is not there yet")
+    sync.add_argument("workdir", type=Path, metavar="WORKDIR")
+    sync.set_defaults(run=_sync)
 
     claims = commands.add_parser("claims", help="list the claims")
     claims.set_defaults(run=_claims)
@@ -130,26 +146,57 @@ def _reproduce(args: argparse.Namespace, _: list[str]) -> int:
             raise ValueError(f"seeds: a verdict needs at least 2, got {seeds}")
         _prepare_machine(args.devices)
         module, config = _load_config(f"{CHECKOUT / 'configs' / args.claim}.py:{args.preset}", [])
-        plan = _plan(f"{args.claim}-{args.preset}", module, config, args.claim, seeds)
+        overrides = _overrides(module, args.claim, seeds)
+        plan = _plan(f"{args.claim}-{args.preset}", config, overrides)
         session = _open_session(plan, args)
     from attnlab import sweeps
 
     return sweeps.reproduce(experiment, session)
 
 
+def _train(args: argparse.Namespace, config_flags: list[str]) -> int:
+    with _bad_input():
+        _prepare_machine(args.devices)
+        _, config = _load_config(args.config, config_flags)
+        plan = _plan(_name(args.config), config, [{}])
+    return _run(plan, args)
+
+
 def _sweep(args: argparse.Namespace, config_flags: list[str]) -> int:
     with _bad_input():
         _prepare_machine(args.devices)
         module, config = _load_config(args.config, config_flags)
-        path, _, preset = args.config.partition(":")
-        name = "-".join(filter(None, [Path(path).stem, preset]))
-        plan = _plan(name, module, config, args.sweep, args.seeds)
-        from attnlab import sweeps
+        plan = _plan(_name(args.config), config, _overrides(module, args.sweep, args.seeds))
+    return _run(plan, args)
 
-        if args.dry_run:
-            return sweeps.dry_run(plan)
+
+def _run(plan: Any, args: argparse.Namespace) -> int:
+    from attnlab import sweeps
+
+    if args.dry_run:
+        return sweeps.dry_run(plan)
+    with _bad_input():
         session = _open_session(plan, args)
     return sweeps.run(session)
+
+
+def _status(args: argparse.Namespace, _: list[str]) -> int:
+    with _bad_input():
+        from attnlab import console, status
+
+        rows = status.read(args.workdir)
+        console.print_table(str(args.workdir), status.COLUMNS, [row.cells() for row in rows])
+    return status.exit_code(rows)
+
+
+def _sync(args: argparse.Namespace, _: list[str]) -> int:
+    with _bad_input():
+        from attnlab import tracking
+
+        report = tracking.sync(args.workdir)
+    for line in report.lines():
+        print(line)
+    return 0 if report.complete else 1
 
 
 def _open_session(plan: Any, args: argparse.Namespace) -> Any:
@@ -217,8 +264,13 @@ def _prepare_machine(devices: int | None) -> None:
             f"--devices: got {devices}, but XLA_FLAGS already holds {name}; set one of them"
         )
     if name not in flags:
-        count = devices or len(os.sched_getaffinity(0))
+        count = devices or _cores()
         os.environ["XLA_FLAGS"] = f"{flags} {name}={count}".strip()
+
+
+def _cores() -> int:
+    """Cores this process may use; all of them where the system cannot say."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _experiment(module: str) -> ModuleType:
@@ -260,14 +312,17 @@ def _module_from(path: Path) -> ModuleType:
     return module
 
 
-def _plan(
-    name: str, module: ModuleType, config: dict[str, Any], sweep: str | None, seeds: int | None
-) -> Any:
+def _name(config_spec: str) -> str:
+    """The name of a sweep: the config file's, and its preset."""
+    path, _, preset = config_spec.partition(":")
+    return "-".join(filter(None, [Path(path).stem, preset]))
+
+
+def _plan(name: str, config: dict[str, Any], overrides: list[dict[str, Any]]) -> Any:
     from attnlab import sweeps
 
     _, base = _load_config(str(BASE_CONFIG), [])
-    configs = sweeps.expand(config, _overrides(module, sweep, seeds))
-    return sweeps.plan(name, configs, base)
+    return sweeps.plan(name, sweeps.expand(config, overrides), base)
 
 
 def _overrides(module: ModuleType, sweep: str | None, seeds: int | None) -> list[dict[str, Any]]:

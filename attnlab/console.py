@@ -4,7 +4,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
@@ -137,15 +137,9 @@ def print_reports(reports: Sequence[GroupReport], seconds: float) -> None:
 
 def print_outcome(outcome: Outcome) -> None:
     """The table of arms and the verdicts."""
-    table = Table(
-        title=f"{outcome.claim.name}: {outcome.claim.metric}, at the end", title_justify="left"
-    )
-    for index, column in enumerate(outcomes.ARM_COLUMNS):
-        table.add_column(column, justify="right" if index else "left")
-    for row in outcomes.arm_rows(outcome):
-        table.add_row(*row)
+    title = f"{outcome.claim.name}: {outcome.claim.metric}, at the end"
+    print_table(title, outcomes.ARM_COLUMNS, outcomes.arm_rows(outcome))
     console = _console()
-    console.print(table)
     for name, value in outcome.references.items():
         console.print(f"reference of the corpus: {name} {value:.4f} nats", markup=False)
     for line in outcomes.verdict_lines(outcome):
@@ -167,7 +161,11 @@ def print_claims(claims: Sequence[Claim]) -> None:
             say(f"    attnlab reproduce {claim.name} --preset {preset}: {text}")
 
 
-def print_members(rows: Sequence[Mapping[str, Any]]) -> None:
-    """A line per member that did not simply finish."""
+def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """A table of text, the first column left, the others right."""
+    table = Table(title=title, title_justify="left")
+    for index, column in enumerate(columns):
+        table.add_column(column, justify="right" if index else "left")
     for row in rows:
-        say(f"{row['name']}: {row['status']} after {row['step']} updates")
+        table.add_row(*row)
+    _console().print(table)
