@@ -40,8 +40,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parse(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
-    """The command's own flags, and the `--config.x=y` overrides for ml_collections."""
-    overrides = [w for w in words if w.startswith(("--config.", "--config["))]
+    """The command's own flags, and the `--config.x=y` overrides by themselves."""
+    overrides = [w for w in words if w.startswith("--config.")]
     args = _parser().parse_args([w for w in words if w not in overrides])
     for word in overrides:
         if "=" not in word:
@@ -281,8 +281,7 @@ def _experiment(module: str) -> ModuleType:
 
 def _load_config(spec: str, overrides: list[str]) -> tuple[ModuleType, dict[str, Any]]:
     """The module of a config file and its configuration, with `--config.x=y` applied and typed."""
-    from absl import flags
-    from ml_collections import config_flags
+    from attnlab import knobs
 
     path_text, _, preset = spec.partition(":")
     path = Path(path_text)
@@ -291,14 +290,11 @@ def _load_config(spec: str, overrides: list[str]) -> tuple[ModuleType, dict[str,
     if str(CHECKOUT) not in sys.path:
         sys.path.insert(0, str(CHECKOUT))
     module = _module_from(path)
-    config = module.get_config(preset) if preset else module.get_config()
-    values = flags.FlagValues()
-    config_flags.DEFINE_config_dict("config", config, flag_values=values)
-    try:
-        values(["attnlab", *overrides])
-    except (flags.Error, AttributeError, KeyError, TypeError) as error:
-        raise ValueError(str(error).strip("\"'")) from error
-    return module, config.to_dict()
+    config = (module.get_config(preset) if preset else module.get_config()).to_dict()
+    for word in overrides:
+        key, _, text = word.removeprefix("--config.").partition("=")
+        knobs.set_from_text(config, key, text)
+    return module, config
 
 
 def _module_from(path: Path) -> ModuleType:

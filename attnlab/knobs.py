@@ -331,13 +331,33 @@ def set_flat(config: dict[str, Any], key: str, value: Any) -> None:
     Raises:
       ValueError: no such key, with the nearest known one.
     """
+    section, leaf = _find(config, key)
+    section[leaf] = value
+
+
+def set_from_text(config: dict[str, Any], key: str, text: str) -> None:
+    """`set_flat` with a value from a command line, read as the type that the key has.
+
+    Raises:
+      ValueError: no such key, or a text that is no such value.
+    """
+    section, leaf = _find(config, key)
+    kind = type(section[leaf])
+    try:
+        section[leaf] = kind(text)
+    except ValueError:
+        raise ValueError(f"config.{key}: must be {kind.__name__}, got {text!r}") from None
+
+
+def _find(config: dict[str, Any], key: str) -> tuple[dict[str, Any], str]:
+    """The section that holds a key, and its name there."""
     *sections, leaf = key.split(".")
     place: Any = config
     for section in sections:
         place = place.get(section) if isinstance(place, dict) else None
-    if not isinstance(place, dict) or leaf not in place:
-        known = [name for name, _ in flatten(config)]
-        near = difflib.get_close_matches(key, known, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"allowed: {', '.join(known)}"
-        raise ValueError(f"config.{key}: unknown key; {hint}")
-    place[leaf] = value
+    if isinstance(place, dict) and leaf in place and not isinstance(place[leaf], dict):
+        return place, leaf
+    known = [name for name, _ in flatten(config)]
+    near = difflib.get_close_matches(key, known, n=1)
+    hint = f"did you mean {near[0]}?" if near else f"allowed: {', '.join(known)}"
+    raise ValueError(f"config.{key}: unknown key; {hint}")

@@ -1,0 +1,222 @@
+"""The command line: refusals, and whole runs in processes of their own."""
+
+import json
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cli_runner import Cli
+
+from attnlab import cli
+from attnlab.tracking import read_runs
+
+# The smallest sweep of the flagship: all five arms, one program.
+SWEEP = (
+    "sweep",
+    "--config",
+    "configs/nope.py:smoke",
+    "--config.model.layers=1",
+    "--config.context=8",
+)
+
+
+@pytest.fixture(scope="session")
+def compile_cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("xla")
+
+
+@pytest.fixture
+def attnlab(tmp_path, compile_cache):
+    runner = Cli(tmp_path, compile_cache)
+    for name in ("configs", "experiments"):
+        (runner.cwd / name).symlink_to(Path(cli.CHECKOUT) / name)
+    return runner
+
+
+def refused(capsys, *words: str) -> str:
+    """The one line that a refused command prints; it must exit with 2."""
+    try:
+        code = cli.main(words)
+    except SystemExit as error:  # argparse
+        code = error.code
+    output = capsys.readouterr()
+    assert code == 2
+    assert output.out == ""
+    return output.err.strip().splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        (("reproduce", "nop"), ("claim", "'nop'", "did you mean 'nope'")),
+        (("reproduce", "nope", "--preset", "quik"), ("preset", "'quik'", "smoke, quick")),
+        (("reproduce", "nope", "--seeds", "1"), ("seeds", "at least 2", "1")),
+        (("reproduce", "nope", "--wandb", "on"), ("--wandb", "'on'", "offline")),
+        (("reproduce", "nope", "--devices", "0"), ("--devices", "0", "at least 1")),
+        (("reproduce", "nope", "--resume"), ("--resume", "--workdir")),
+        (("reproduce", "nope", "--config.steps=3"), ("--config.steps=3", "allowed with")),
+        ((*SWEEP, "--config.modle.width=3"), ("modle.width", "did you mean model.width")),
+        ((*SWEEP, "--config.steps=many"), ("config.steps", "int", "'many'")),
+        ((*SWEEP, "--config.steps"), ("--config.steps", "NAME=VALUE")),
+        ((*SWEEP, "--config.model.width=30", "--config.model.heads=4"), ("width", "30", "heads = 4")),
+        ((*SWEEP, "--config.corpus=shakespear"), ("corpus", "'shakespear'", "did you mean")),
+        ((*SWEEP, "--config.corpus=text:/no/such/file"), ("/no/such/file",)),
+        ((*SWEEP, "--config.steps=15"), ("steps", "15", "log_every")),
+        ((*SWEEP, "--checkpoint-steps", "0"), ("checkpoints.every_steps", "0", "positive")),
+        ((*SWEEP, "--sweep", "other"), ("--sweep", "'other'", "nope")),
+        (("sweep", "--config", "configs/none.py"), ("--config", "configs/none.py", "FILE.py")),
+        (("sweep", "--config", "configs/nope.py:tiny"), ("preset", "'tiny'", "smoke")),
+        (("train", "--config", "configs/base.py", "--config.mask=sliding_window(0)"), ("0", "at least 1")),
+        (("train", "--config", "configs/base.py", "--config.mask=prefix_lm(99)"), ("99", "32")),
+        (("train", "--config", "configs/base.py", "--config.mask=causel"), ("causel", "did you mean")),
+        (("train", "--config", "configs/base.py", "--config.objective=mlm"), ("objective", "'mlm'")),
+        (("mask", "causal", "--length", "0"), ("--length", "0", "at least 1")),
+        (("status", "/no/such/directory"), ("workdir", "/no/such/directory")),
+    ],
+)  # fmt: skip
+def test_bad_input_gets_one_line_naming_field_and_value(
+    words, parts, capsys, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(cli.CHECKOUT)
+    if words[0] in ("sweep", "train"):
+        words = (*words, "--workdir", str(tmp_path / "work"))
+    monkeypatch.setenv("XLA_FLAGS", "")
+    line = refused(capsys, *words)
+    for part in parts:
+        assert part in line
+    assert not (tmp_path / "work").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "parts"),
+    [(b"", ("empty",)), (b"short", ("tokens",)), (b"\xff\xfe\x00", ("UTF-8",))],
+)
+def test_unusable_text_is_refused_before_anything_is_written(
+    content, parts, capsys, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(cli.CHECKOUT)
+    monkeypatch.setenv("XLA_FLAGS", "")
+    text = tmp_path / "my.txt"
+    text.write_bytes(content)
+    workdir = tmp_path / "work"
+    line = refused(capsys, *SWEEP, f"--config.corpus=text:{text}", "--workdir", str(workdir))
+    assert "my.txt" in line
+    for part in parts:
+        assert part in line
+    assert not workdir.exists()
+
+
+def test_mask_is_drawn(capsys):
+    assert cli.main(["mask", "causal & sliding_window(2)", "--length", "3"]) == 0
+    drawn = capsys.readouterr().out
+    assert "lo" in drawn
+    assert "hi" in drawn
+
+
+def test_claims_lists_the_flagship(capsys):
+    assert cli.main(["claims"]) == 0
+    assert "attnlab reproduce nope --preset quick" in capsys.readouterr().out
+
+
+def test_reproduce_ends_with_verdicts_one_trace_and_a_run_per_member(attnlab):
+    output = attnlab("reproduce", "nope", "--preset", "smoke", "--seeds", "2", "--workdir", "work")
+    work = attnlab.cwd / "work"
+    assert "traces of the train step: 1," in output
+    verdict = json.loads((work / "verdict.json").read_text())
+    assert set(verdict["verdicts"]) >= {"F1", "F3"}
+    assert all(v in output for v in verdict["verdicts"].values())
+    runs = read_runs(work)
+    assert len(runs) == 10
+    assert {run.status for run in runs} == {"finished"}
+    assert len(list((work / "wandb").rglob("*.wandb"))) == 10
+    assert (work / "loss_by_tokens.png").stat().st_size > 10_000
+    assert sorted(p.name for p in attnlab.cwd.iterdir()) == ["configs", "experiments", "work"]
+    home = {p.relative_to(attnlab.home).parts[:2] for p in attnlab.home.rglob("*")}
+    assert home <= {(".cache",), (".config",), (".cache", "matplotlib"), (".config", "matplotlib")}
+
+
+def test_dry_run_prints_the_plan_and_writes_nothing(attnlab):
+    output = attnlab(*SWEEP, "--dry-run")
+    assert "expected traces of the train step: 1" in output
+    assert "15 members in 1 compiled program" in output
+    assert sorted(p.name for p in attnlab.cwd.iterdir()) == ["configs", "experiments"]
+    assert list(attnlab.home.iterdir()) == []
+
+
+def histories(work: Path) -> dict[str, dict[str, np.ndarray]]:
+    return {run.id: run.history for run in read_runs(work)}
+
+
+def assert_equal_bits(a: Path, b: Path) -> None:
+    left, right = histories(a), histories(b)
+    assert left.keys() == right.keys()
+    for run, columns in left.items():
+        assert columns.keys() == right[run].keys()
+        for name, values in columns.items():
+            np.testing.assert_array_equal(values, right[run][name], err_msg=f"{run} {name}")
+
+
+LONG = (
+    *SWEEP,
+    "--config.steps=400",
+    "--config.eval.every=100",
+    "--wandb",
+    "disabled",
+    "--seeds",
+    "1",
+)
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory, compile_cache):
+    runner = Cli(tmp_path_factory.mktemp("uninterrupted"), compile_cache)
+    for name in ("configs", "experiments"):
+        (runner.cwd / name).symlink_to(Path(cli.CHECKOUT) / name)
+    runner(*LONG, "--workdir", "work")
+    return runner.cwd / "work"
+
+
+def rows_logged(work: Path) -> int:
+    files = list((work / "runs").glob("*/metrics.jsonl"))
+    return min((f.read_bytes().count(b"\n") for f in files), default=0) if len(files) == 5 else 0
+
+
+def test_the_same_command_twice_gives_the_same_bits(attnlab, uninterrupted):
+    attnlab(*LONG, "--workdir", "work")
+    assert_equal_bits(attnlab.cwd / "work", uninterrupted)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stopped_sweep_resumes_to_the_same_bits(number, attnlab, uninterrupted):
+    work = attnlab.cwd / "work"
+    words = (*LONG, "--workdir", "work")
+    code, output = attnlab.stop_when(words, lambda: rows_logged(work) >= 5, number)
+    assert code == 128 + number, output
+    assert {run.status for run in read_runs(work)} == {"interrupted"}
+    attnlab("status", "work", code=3)
+    attnlab(*words, code=2)  # started and not resumed: refused
+    attnlab(*words, "--resume")
+    assert_equal_bits(work, uninterrupted)
+    attnlab("status", "work", code=0)
+
+
+def test_kill_9_loses_nothing_that_was_reported(attnlab, uninterrupted):
+    work = attnlab.cwd / "work"
+    words = (*LONG, "--checkpoint-steps", "50", "--workdir", "work")
+    code, _ = attnlab.stop_when(words, lambda: rows_logged(work) >= 20, signal.SIGKILL)
+    assert code == -signal.SIGKILL
+    before = {run.id: run.history["step"].max() for run in read_runs(work)}
+    assert min(before.values()) >= 150
+    attnlab(*words, "--resume")
+    assert_equal_bits(work, uninterrupted)
+
+
+def test_adding_seeds_trains_only_the_new_ones(attnlab, uninterrupted):
+    work = attnlab.cwd / "work"
+    attnlab(*LONG, "--workdir", "work")
+    before = {p: p.read_bytes() for p in work.glob("runs/*/metrics.jsonl")}
+    output = attnlab(*LONG[:-1], "2", "--workdir", "work", "--resume")
+    assert "5 members" in output
+    assert len(list(work.glob("runs/*/metrics.jsonl"))) == 10
+    assert all(p.read_bytes() == content for p, content in before.items())
