@@ -5,7 +5,6 @@ a key is read by nobody. Equal ids must be neighbours, which is checked where th
 in a traced array every run of equal ids is a document of its own. Everything here is O(T).
 """
 
-import functools
 from typing import Any
 
 import jax
@@ -14,6 +13,7 @@ import numpy as np
 from jax import Array, lax
 
 from attnlab.masks import inputs
+from attnlab.masks.inputs import Data
 from attnlab.masks.mask import Mask, make
 
 
@@ -42,8 +42,14 @@ def documents(segment_ids: Any, *, causal: bool = True, prefix_len: Any = None) 
     if not inputs.flag("causal", causal) and prefix_len is not None:
         raise ValueError("prefix_len needs causal=True; without it all is bidirectional")
     _, ids = _segment_ids("segment_ids", segment_ids, contiguous=True)
-    prefix = None if prefix_len is None else _prefix_per_token(prefix_len, segment_ids, ids)
-    return _documents(ids, prefix, causal)
+    start, end = _runs(ids)
+    hi = _iota(ids) + 1 if causal else end
+    if prefix_len is not None:
+        prefix = inputs.add(start, _prefix_per_token(prefix_len, ids))
+        xp = inputs.backend(prefix, end)
+        hi = xp.maximum(hi, xp.minimum(prefix, end))
+    hi = inputs.backend(ids, hi).where(ids < 0, 0, hi)
+    return make(start[:, None], hi[:, None], None, ids.shape[-1])
 
 
 def cross_documents(q_segment_ids: Any, kv_segment_ids: Any) -> Mask:
@@ -82,17 +88,18 @@ def positions(segment_ids: Any) -> Array:
     """
     shape, ids = _segment_ids("segment_ids", segment_ids, contiguous=True)
     start, _ = _runs(ids)
-    return jnp.where(ids < 0, 0, _iota(ids) - start).reshape(shape)
+    places = inputs.backend(ids).where(ids < 0, 0, _iota(ids) - start)
+    return jnp.asarray(places).reshape(shape)
 
 
-def _segment_ids(name: str, value: Any, contiguous: bool) -> tuple[tuple[int, ...], Array]:
-    """The shape given, and the ids as strong int32 `[1|B, T]`."""
+def _segment_ids(name: str, value: Any, contiguous: bool) -> tuple[tuple[int, ...], Data]:
+    """The shape given, and the ids as strong int32 `[1|B, T]`, in numpy if they are known."""
     ids = inputs.integers(name, value)
     if ids.ndim not in (1, 2) or ids.size == 0:
         raise ValueError(f"{name} has shape {ids.shape}; it must be [length] or [batch, length]")
     if contiguous and inputs.is_known(ids):
         _check_contiguous(name, np.asarray(ids))
-    return ids.shape, jnp.asarray(ids).reshape(-1, ids.shape[-1])
+    return ids.shape, ids.reshape(-1, ids.shape[-1])
 
 
 def _check_contiguous(name: str, ids: np.ndarray) -> None:
@@ -106,46 +113,40 @@ def _check_contiguous(name: str, ids: np.ndarray) -> None:
             )
 
 
-@functools.partial(jax.jit, static_argnames="causal")
-def _documents(ids: Array, prefix: Array | None, causal: bool) -> Mask:
-    start, end = _runs(ids)
-    hi = _iota(ids) + 1 if causal else end
-    if prefix is not None:
-        hi = jnp.maximum(hi, jnp.minimum(inputs.add(start, prefix), end))
-    hi = jnp.where(ids < 0, 0, hi)
-    return make(start[:, None], hi[:, None], None, ids.shape[-1])
-
-
-@jax.jit
-def _runs(ids: Array) -> tuple[Array, Array]:
+def _runs(ids: Data) -> tuple[Data, Data]:
     """First index, and one past the last, of the run of equal ids each token belongs to."""
-    edge = jnp.ones_like(ids[:, :1], dtype=bool)
+    xp = inputs.backend(ids)
+    edge = np.ones((ids.shape[0], 1), bool)
     change = ids[:, 1:] != ids[:, :-1]
     i = _iota(ids)
-    first = jnp.where(jnp.concatenate([edge, change], axis=1), i, 0)
-    past = jnp.where(jnp.concatenate([change, edge], axis=1), i + 1, ids.shape[-1])
+    first = xp.where(xp.concatenate([edge, change], axis=1), i, 0)
+    past = xp.where(xp.concatenate([change, edge], axis=1), i + 1, ids.shape[-1])
+    if xp is np:
+        end = np.minimum.accumulate(past[:, ::-1], axis=1)[:, ::-1]
+        return np.maximum.accumulate(first, axis=1), end
     return lax.cummax(first, axis=1), lax.cummin(past, axis=1, reverse=True)
 
 
-def _prefix_per_token(prefix_len: Any, segment_ids: Any, ids: Array) -> Array:
+def _prefix_per_token(prefix_len: Any, ids: Data) -> Data:
     """int32 `[B, T]`: the prefix length of the document each token belongs to."""
     prefix = inputs.integers("prefix_len", prefix_len)
     inputs.check_range("prefix_len", prefix, low=0)
+    xp = inputs.backend(prefix, ids)
     if prefix.ndim == 0:
-        return jnp.broadcast_to(prefix, ids.shape)
+        return xp.broadcast_to(prefix, ids.shape)
     B, M = ids.shape[0], prefix.shape[-1]
     if prefix.ndim > 2 or M == 0 or (prefix.ndim == 2 and prefix.shape[0] not in (1, B)):
         raise ValueError(
             f"prefix_len has shape {prefix.shape}; it must be a scalar, [documents] or "
             f"[batch, documents] with batch {B}"
         )
-    if inputs.is_known(segment_ids) and int(np.max(segment_ids)) >= M:
+    if inputs.is_known(ids) and int(np.max(ids)) >= M:
         raise ValueError(
-            f"prefix_len is given for {M} documents; segment id {np.max(segment_ids)} has none"
+            f"prefix_len is given for {M} documents; segment id {np.max(ids)} has none"
         )
-    per_id = jnp.broadcast_to(jnp.asarray(prefix).reshape(-1, M), (B, M))
-    found = jnp.take_along_axis(per_id, jnp.clip(ids, 0, M - 1), axis=1)
-    return jnp.where(ids < M, found, 0)
+    per_id = xp.broadcast_to(prefix.reshape(-1, M), (B, M))
+    found = xp.take_along_axis(per_id, xp.clip(ids, 0, M - 1), axis=1)
+    return xp.where(ids < M, found, 0)
 
 
 @jax.jit
@@ -164,5 +165,5 @@ def _matching_keys(q_ids: Array, kv_ids: Array) -> tuple[Array, Array]:
     return lo, jnp.where(q_ids < 0, lo, lo + right - left)
 
 
-def _iota(ids: Array) -> Array:
-    return lax.broadcasted_iota(jnp.int32, ids.shape, 1)
+def _iota(ids: Data) -> np.ndarray:
+    return np.arange(ids.shape[1], dtype=np.int32)[None, :]
