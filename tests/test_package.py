@@ -24,8 +24,17 @@ ROOMS = {
     "arrays": ("masks", "mask_text", "attention", "positions", "norms"),
     "pytrees": ("knobs", "model", "objectives", "data", "optimizer", "training", "costs"),
     "results": ("claims", "rules", "statistics", "results", "outcomes", "plots", "report"),
-    "runs": ("plan", "population", "checkpoints", "tracking"),
-    "entry": ("cli", "__main__", "console", "signals", "sweeps"),
+    "runs": ("plan", "population", "checkpoints", "resume", "tracking"),
+    "entry": (
+        "cli",
+        "__main__",
+        "console",
+        "signals",
+        "sweeps",
+        "checks",
+        "check_report",
+        "compile_cache",
+    ),
 }
 MAY_IMPORT = {
     "arrays": {"arrays"},
