@@ -169,8 +169,9 @@ def figures(results: Results, outcome: Outcome) -> dict[str, Figure]:
         "full mask": ("mlm-none", "mlm-learned"),
         "causal mask": ("causal-none", "causal-learned"),
     }
+    lines = {n: x for n, x in outcome.references.items() if n in ("unigram", "bigram")}
     return {
-        "loss_by_tokens": plots.loss_by_tokens(results, panels, METRIC, outcome.references),
+        "loss_by_tokens": plots.loss_by_tokens(results, panels, METRIC, lines),
         "cost_of_no_positions": plots.gap_by_tokens(results, pairs, METRIC),
         "verdicts": plots.forest(outcome.judgements),
     }

@@ -143,6 +143,14 @@ def test_diverged_run_of_an_arm_that_is_not_needed_is_reported_and_changes_nothi
     assert (row.runs, row.diverged, set(row.values)) == (3, 1, {1, 2})
 
 
+def test_diverged_run_of_an_arm_that_only_a_control_needs_makes_the_verdict_invalid():
+    runs = [r for r in runs_ending_at(FINALS) if r.id != "other-s0"]
+    runs.append(fake_run("other", 0, [4.2, 3.0], status="diverged"))
+    judgement = judge_one(above(0.5), runs, controls=("plain-learns", "other-learns"))
+    assert judgement.verdict is Verdict.INVALID
+    assert judgement.reason == "other seed 0 diverged after step 4"
+
+
 def test_no_finished_run_at_all_is_invalid_rather_than_an_error():
     runs = [replace(run, status="diverged") for run in runs_ending_at(FINALS)]
     judgement = judge_one(above(0.5), runs)

@@ -18,6 +18,7 @@ def interval(low: float, high: float) -> Interval:
         (above(0.5), 0.51, 0.9, Verdict.REPRODUCED),
         (above(0.5), 0.5, 0.9, Verdict.INCONCLUSIVE),  # "above" is strict
         (above(0.5), 0.3, 0.9, Verdict.INCONCLUSIVE),
+        (above(0.5), 0.3, 0.6, Verdict.INCONCLUSIVE),  # the mean is below, the interval is not
         (above(0.5), 0.3, 0.5, Verdict.NOT_REPRODUCED),
         (above(0.5), 0.5, 0.5, Verdict.NOT_REPRODUCED),
         (below(0.5), 0.1, 0.4, Verdict.REPRODUCED),
