@@ -144,7 +144,7 @@ CLAIM = Claim(
     presets={
         "smoke": "seconds; shows that the machinery runs, its verdicts mean nothing",
         "quick": "minutes on a laptop; the README's numbers",
-        "standard": "longer training and more seeds",
+        "standard": "a longer context and more updates",
     },
     seeds=SEEDS,
 )
