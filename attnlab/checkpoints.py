@@ -43,7 +43,7 @@ class Checkpoints:
         ):  # fmt: skip
             if value is not None and not value > 0:
                 raise ValueError(f"checkpoints.{name}: must be positive, got {value}")
-        self.directory = directory
+        self.directory = directory.absolute()  # Orbax takes no other
         self.every_steps, self.every_minutes = every_steps, every_minutes
         self.keep, self.keep_every = keep, keep_every
         self._orbax: Any = None
