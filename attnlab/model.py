@@ -20,6 +20,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.typing import DTypeLike
 
 from attnlab import norms, positions
 from attnlab.attention import AttentionStats, attend
@@ -62,10 +63,15 @@ def _gain(module: nn.Module, name: str, width: int) -> Array:
     return module.param(name, nn.initializers.ones, (width,), jnp.float32)
 
 
-def _matmul(x_BTD: Array, kernel_DF: Array) -> Array:
-    """x @ kernel as one [B*T, D] product: XLA's CPU back end runs a third faster than on [B, T, D]."""
+def _matmul(x_BTD: Array, kernel_DF: Array, dtype: DTypeLike | None = None) -> Array:
+    """x @ kernel as one [B*T, D] product: XLA's CPU back end runs a third faster than on [B, T, D].
+
+    `dtype` of the result, by default that of x.
+    """
     B, T, D = x_BTD.shape
-    return (x_BTD.reshape(B * T, D) @ kernel_DF.astype(x_BTD.dtype)).reshape(B, T, -1)
+    kernel = kernel_DF.astype(x_BTD.dtype)
+    out = jnp.matmul(x_BTD.reshape(B * T, D), kernel, preferred_element_type=dtype)
+    return out.reshape(B, T, -1)
 
 
 def _norm(x_BTD: Array, gain_D: Array, center: Array) -> Array:
@@ -147,7 +153,7 @@ class LearnedPositions(nn.Module):
     """A table with one row per position of the context.
 
     A position beyond the table is refused when it is known (JAX would clamp the index and read the last row);
-    traced positions beyond it give NaN, so that they cannot pass unseen.
+    traced positions beyond it, and negative ones, give NaN, so that they cannot pass unseen.
     """
 
     context: int
@@ -157,7 +163,9 @@ class LearnedPositions(nn.Module):
         table_TD = self.param(
             "table", nn.initializers.normal(width**-0.5), (self.context, width), jnp.float32
         )
-        return jnp.take(table_TD, positions_BT, axis=0, mode="fill")
+        # "fill" would count negative positions from the end of the table.
+        rows_BT = jnp.where(positions_BT < 0, self.context, positions_BT)
+        return jnp.take(table_TD, rows_BT, axis=0, mode="fill")
 
 
 class Transformer(nn.Module):
@@ -191,8 +199,10 @@ class Transformer(nn.Module):
             x_BTD, s = block(x_BTD, mask, knobs, placement, stats)
             layer_stats.append(s)
         x_BTD = _norm(x_BTD, _gain(self, "final_norm_gain", a.width), knobs.norm_center)
-        logits_BTV = _matmul(x_BTD, _kernel(self, "head_kernel", a.width, a.vocab_size))
-        return logits_BTV.astype(jnp.float32), {"attention": layer_stats if stats else []}
+        # A loss of logits rounded to bfloat16 comes in steps (optax#1020), so they leave the product as float32.
+        head = _kernel(self, "head_kernel", a.width, a.vocab_size)
+        logits_BTV = _matmul(x_BTD, head, jnp.float32)
+        return logits_BTV, {"attention": layer_stats if stats else []}
 
     def _embed(self, tokens_BT: Array, positions_BT: Array, knobs: ModelKnobs) -> Array:
         a = self.arch
@@ -238,7 +248,8 @@ def apply(
     stats: bool = False,
 ) -> tuple[Array, dict[str, Any]]:
     """Runs the network: see `Transformer`."""
-    logits_BTV, aux = Transformer(arch).apply(
+    # Any, because flax types the result as if changed variables might come with it.
+    network: Any = Transformer(arch)
+    return network.apply(
         {"params": params}, tokens_BT, mask, knobs, positions_BT=positions_BT, stats=stats
     )
-    return logits_BTV, aux

@@ -69,7 +69,7 @@ def update(
     grads: Params, state: optax.ScaleByAdamState, params: Params, knobs: OptimizerKnobs, step: Array
 ) -> tuple[Params, optax.ScaleByAdamState, Array]:
     """One AdamW update: (new params, new moments, gradient norm before clipping as a float32 scalar)."""
-    norm = optax.global_norm(grads)
+    norm = jnp.sqrt(sum(jnp.sum(jnp.square(g)) for g in jax.tree.leaves(grads)))
     shrink = jnp.minimum(1.0, knobs.clip_norm / jnp.maximum(norm, 1e-12))
     grads = jax.tree.map(lambda g: g * shrink, grads)
     adam = optax.scale_by_adam(b1=knobs.b1, b2=knobs.b2, eps=ADAM_EPS)
