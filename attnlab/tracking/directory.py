@@ -147,7 +147,7 @@ class SweepDirectory:
             self.run(member.id).mkdir(exist_ok=True)
             config = self.run(member.id) / "config.json"
             if not config.exists():
-                write_json(config, member.config)
+                write_json(config, member.config, durable=False)  # the first row makes it so
         write_json(self._file, {"format": 1, "name": self.name, "members": list(known.values())})
 
     def close(self) -> None:

@@ -124,8 +124,10 @@ def read_json(path: Path, **default: Any) -> Any:
         raise
 
 
-def write_json(path: Path, value: Any) -> None:
+def write_json(path: Path, value: Any, *, durable: bool = True) -> None:
     """Write `value` as sorted, indented JSON; a reader sees the old file or the new, never half.
+
+    `durable`: return only when the file would survive a power cut (milliseconds a file).
 
     Raises:
       OSError: it could not be written; the old file, if any, is intact.
@@ -136,17 +138,19 @@ def write_json(path: Path, value: Any) -> None:
         with open(temporary, "w") as file:
             file.write(text + "\n")
             file.flush()
-            os.fsync(file.fileno())
+            if durable:
+                os.fsync(file.fileno())
         os.replace(temporary, path)
     except OSError:
         with contextlib.suppress(OSError):
             temporary.unlink()
         raise
-    sync_directory(path.parent)
+    if durable:
+        make_durable(path.parent)
 
 
-def sync_directory(path: Path) -> None:
-    """Make the names in a directory survive a power cut, where the file system can."""
+def make_durable(path: Path) -> None:
+    """Have a file, or the names in a directory, survive a power cut, where the disk can."""
     with contextlib.suppress(OSError):
         descriptor = os.open(path, os.O_RDONLY)
         try:

@@ -1,7 +1,7 @@
 """The process behind the W&B mirror: follows run directories and repeats them to W&B.
 
 Started by `wandb_mirror` as `python -m attnlab.tracking.wandb_follower TASK`; the only module that
-imports wandb. It looks at the directories every second or so and hands new lines of metrics.jsonl to
+uses wandb. It looks at the directories every second or so and hands new lines of metrics.jsonl to
 one W&B run for each member. Line number k is W&B's step k, so a server that is asked how far it got
 (which happens when a run is opened with `resume="allow"`) names the line to go on from: rows can be
 neither lost nor doubled, whatever died in between. Offline nobody can be asked, and each session
@@ -29,8 +29,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, NoReturn
-
-import wandb
 
 from attnlab.tracking.directory import ENDED, read_sweep
 from attnlab.tracking.files import acquire_lock, decode_row, read_json, write_json
@@ -78,6 +76,10 @@ class Follower:
     """Everything the process knows. `task` is what `wandb_mirror` sends."""
 
     def __init__(self, task: dict[str, Any], out: IO[str]) -> None:
+        # Not at the top: who imports this module to read it must not start wandb.
+        import wandb
+
+        self.wandb = wandb
         self.task, self.out = task, out
         self.workdir = Path(task["workdir"])
         self.online = task["mode"] == "online"
@@ -89,7 +91,7 @@ class Follower:
         self.state = read_state(self.workdir)
         target = OFFLINE
         if self.online:
-            target = f"{wandb.setup().settings.base_url} {task['project']}"
+            target = f"{self.wandb.setup().settings.base_url} {task['project']}"
             self.state["target"] = target
         self.records = self.state.setdefault("targets", {}).setdefault(target, {})
         # Runs whose steps at the server are ahead of their lines, by so many.
@@ -111,13 +113,11 @@ class Follower:
         self._discover()
         behind = [f for f in self.followed.values() if self._is_behind(f, alive)]
         list(self.pool.map(self._open, [f for f in behind if f.run is None]))
-        over = []
-        for followed in (f for f in behind if f.run is not None):
-            # The status before the rows: a status that is an end comes after the last of them.
-            size, status = snapshot(followed.path, alive=alive)
-            self._hand_over(followed)
-            if status in ENDED:
-                over.append((followed, size, status))
+        # The status before the rows: a status that is an end comes after the last of them.
+        seen = [(f, *snapshot(f.path, alive=alive)) for f in behind if f.run is not None]
+        # In parallel, because each row waits for a thread of wandb's to take it.
+        list(self.pool.map(self._hand_over, [f for f, _, _ in seen]))
+        over = [item for item in seen if item[2] in ENDED]
         done = list(self.pool.map(lambda item: self._finish(*item), over))
         self._confirm([item for item, good in zip(over, done, strict=True) if good])
         return any(self._is_behind(f, alive) for f in behind)
@@ -151,7 +151,7 @@ class Follower:
         config = read_json(followed.path / "config.json", default={})
         session = read_json(followed.path / "environment.json", default=[])
         try:
-            run = wandb.init(
+            run = self.wandb.init(
                 project=self.task["project"],
                 entity=os.environ.get("WANDB_ENTITY") or self.state.get("entity"),
                 dir=str(self.workdir),
@@ -171,9 +171,9 @@ class Follower:
                 },
                 settings=self._settings(followed.id),
             )
-        except (wandb.errors.AuthenticationError, wandb.errors.UsageError) as error:
+        except (self.wandb.errors.AuthenticationError, self.wandb.errors.UsageError) as error:
             raise NoAccessError(str(error)) from error
-        except wandb.errors.CommError as error:
+        except self.wandb.errors.CommError as error:
             self.unreachable_until = time.monotonic() + OUTAGE_SECONDS
             self.say(problem=f"cannot reach W&B: {error}")
             return False
@@ -282,11 +282,11 @@ class Follower:
     def _count_rows(self) -> dict[str, int]:
         """Rows of each run of the sweep as the server counts them."""
         path = f"{self.state['entity']}/{self.task['project']}"
-        api = wandb.Api(timeout=int(self.task["init_timeout"]))
+        api = self.wandb.Api(timeout=int(self.task["init_timeout"]))
         runs = api.runs(path, filters={"group": self.sweep}, per_page=200)
         return {run.id: int(run._attrs.get("historyLineCount") or 0) for run in runs}
 
-    def _settings(self, run_id: str) -> wandb.Settings:
+    def _settings(self, run_id: str) -> Any:
         transmit = self.task["transmit_seconds"]
         if transmit is None:
             transmit = min(60.0, max(15.0, float(len(self.followed))))
@@ -311,8 +311,8 @@ class Follower:
             "x_transaction_log_flush_interval": 1.0,
         }
         # Names with x_ are private to W&B and may go.
-        known = wandb.Settings.model_fields
-        return wandb.Settings(**{k: v for k, v in wanted.items() if k in known})
+        known = self.wandb.Settings.model_fields
+        return self.wandb.Settings(**{k: v for k, v in wanted.items() if k in known})
 
     def say(self, **message: str) -> None:
         """Tell the trainer."""
@@ -383,7 +383,7 @@ def main() -> NoReturn:
         follower.say(problem=f"{type(error).__name__}: {error}")
         _leave(3)
     # Lets wandb's helper remove its files; it may hang after an outage.
-    closing = threading.Thread(target=wandb.teardown, daemon=True)
+    closing = threading.Thread(target=follower.wandb.teardown, daemon=True)
     closing.start()
     closing.join(5.0)
     _leave(0)

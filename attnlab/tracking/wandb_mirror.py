@@ -227,7 +227,7 @@ class Mirror:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 cwd=self._workdir,
-                env=_child_environ(folder),
+                env=_child_environ(folder, self._mode),
                 start_new_session=True,  # Ctrl-C is for the trainer alone
             )
         finally:
@@ -309,10 +309,13 @@ def _missing(workdir: Path, ids: Iterable[str], records: Mapping[str, Any]) -> d
     return missing
 
 
-def _child_environ(folder: Path) -> dict[str, str]:
+def _child_environ(folder: Path, mode: str) -> dict[str, str]:
     environ = {k: v for k, v in os.environ.items() if k not in _NOT_INHERITED}
     package = str(Path(__file__).resolve().parents[2])
     environ["PYTHONPATH"] = os.pathsep.join(filter(None, [package, environ.get("PYTHONPATH")]))
+    environ["WANDB_MODE"] = mode
+    if mode == "offline":
+        environ["WANDB_ERROR_REPORTING"] = "false"  # offline means that nothing is sent at all
     # Nothing is written outside the workdir. The user's settings and keys are still found.
     for kind in ("CACHE", "DATA", "ARTIFACT"):
         environ[f"WANDB_{kind}_DIR"] = str(folder / kind.lower())

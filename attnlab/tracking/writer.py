@@ -9,17 +9,20 @@ from pathlib import Path
 from typing import Any
 
 from attnlab.tracking.files import (
+    make_durable,
     plain,
     read_json,
     read_rows,
     repair_rows,
     spell_nonfinite,
-    sync_directory,
     write_json,
 )
 
 MEASURED = ("perf/", "time/")
 """Columns that a repeated step need not repeat exactly: they tell of the machine, not the model."""
+
+
+_encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
 
 class RunWriter:
@@ -47,6 +50,7 @@ class RunWriter:
         self.ending: dict[str, Any] | None = None
         self.written = self.repeated = self.changed = self.vanished = 0
         self._metrics = path / "metrics.jsonl"
+        self._settled = False
         # Bytes known to be on the disk. Whatever lies beyond is cut before writing.
         self._size = repair_rows(self._metrics)
         # Place of a row -> hashes of the rows there were before this session.
@@ -58,11 +62,11 @@ class RunWriter:
             self._earlier_end = max(self._earlier_end, row["step"])
         sessions = read_json(path / "environment.json", default=[])
         if not sessions or sessions[-1] != plain(environment):
-            write_json(path / "environment.json", [*sessions, environment])
+            write_json(path / "environment.json", [*sessions, environment], durable=False)
         self.status = read_json(path / "summary.json", default={}).get("status", "")
         # A member that reached its end keeps it until it really trains on.
         if self.status not in ("finished", "diverged", "stopped"):
-            self._record({"status": "running" if self._size else "waiting"})
+            self._record({"status": "running" if self._size else "waiting"}, durable=False)
 
     def add(self, row: dict[str, Any]) -> None:
         """Queue a row, unless a resumed run has trained its way to a row that is there already."""
@@ -75,8 +79,7 @@ class RunWriter:
             self.changed += bool(before)
         elif self._earlier:
             self._earlier.clear()
-        line = json.dumps(row, separators=(",", ":"), allow_nan=False)
-        self.pending.append(line.encode() + b"\n")
+        self.pending.append(_encode(row).encode() + b"\n")
 
     def write(self) -> None:
         """Bring the pending rows to the disk, then the ending.
@@ -91,7 +94,7 @@ class RunWriter:
             self.written += len(self.pending)
             self.pending.clear()
             if self.ending is None and self.status != "running":
-                self._record({"status": "running"})
+                self._record({"status": "running"}, durable=False)
         if self.ending is not None:
             self._record(self.ending)
             self.ending = None
@@ -101,9 +104,9 @@ class RunWriter:
         """Whether this session has anything to say about how the run ended."""
         return bool(self.pending) or self.status == "running"
 
-    def _record(self, summary: dict[str, Any]) -> None:
+    def _record(self, summary: dict[str, Any], *, durable: bool = True) -> None:
         if summary != {"status": self.status}:
-            write_json(self.path / "summary.json", summary)
+            write_json(self.path / "summary.json", summary, durable=durable)
             self.status = summary["status"]
 
     def _append(self, data: bytes) -> None:
@@ -124,8 +127,12 @@ class RunWriter:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
-        if self._size == 0:
-            sync_directory(self.path)
+        if not self._settled:
+            # What the rows need to be understood; not at the start, where it would delay training.
+            for name in ("config.json", "environment.json", "."):
+                make_durable(self.path / name)
+            make_durable(self.path.parent)
+            self._settled = True
 
 
 def _identity(row: Mapping[str, Any]) -> tuple[int, int]:
