@@ -103,7 +103,7 @@ def _without_home(value: Any, home: str) -> Any:
     if isinstance(value, str):
         if home in ("", "/", "~"):
             return value
-        # Only whole path components: /home/ann must not turn /home/anna into ~a.
+        # Only whole path components: the home of ann is no part of the home of anna.
         return re.sub(re.escape(home.rstrip("/")) + r"(?=$|[/\\:,;\s'\"])", "~", value)
     if isinstance(value, Mapping):
         return {key: _without_home(item, home) for key, item in value.items()}

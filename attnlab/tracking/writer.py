@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Mapping
@@ -125,6 +126,11 @@ class RunWriter:
                 count = os.pwrite(descriptor, view, offset)
                 view, offset = view[count:], offset + count
             os.fsync(descriptor)
+        except OSError:
+            # Also after a failed fsync: the system may have dropped the pages and forgotten it.
+            with contextlib.suppress(OSError):
+                os.ftruncate(descriptor, self._size)
+            raise
         finally:
             os.close(descriptor)
         if not self._settled:
