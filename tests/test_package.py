@@ -31,6 +31,7 @@ ROOMS = {
         "console",
         "signals",
         "sweeps",
+        "status",
         "checks",
         "check_report",
         "compile_cache",
