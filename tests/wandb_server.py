@@ -73,6 +73,8 @@ class WandbServer:
         self.runs: dict[str, ServerRun] = {}
         self.unknown: list[str] = []
         self.requests: list[str] = []
+        self.opening: set[str] = set()
+        """Runs a client has asked about, which is what it does before it opens one."""
         self.faults: list[Fault] = []
         self.delay = 0.0
         """Seconds every answer is held back: the distance to a real server."""
@@ -155,7 +157,7 @@ class _Handler(BaseHTTPRequestHandler):
     owner: WandbServer
     protocol_version = "HTTP/1.1"
 
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+    def log_message(self, format: str, *args: object) -> None:
         pass
 
     def _answer(self, payload: object, status: int = 200) -> None:
@@ -284,8 +286,10 @@ class _Handler(BaseHTTPRequestHandler):
             run.config = {k: v["value"] for k, v in json.loads(given["config"]).items()}
         if given.get("summaryMetrics"):
             run.summary = json.loads(given["summaryMetrics"])
-        run.started += 1
-        run.complete, run.exit_code, run.preempting = False, None, False
+        if given["name"] in self.owner.opening:
+            self.owner.opening.discard(given["name"])
+            run.started += 1
+            run.complete, run.exit_code, run.preempting = False, None, False
         bucket = {
             "id": _storage_id(project, run.id),
             "name": run.id,
@@ -299,6 +303,7 @@ class _Handler(BaseHTTPRequestHandler):
         return {"upsertBucket": {"bucket": bucket, "inserted": new}}
 
     def _op_RunResumeStatus(self, given: dict[str, Any]) -> dict[str, Any]:
+        self.owner.opening.add(given["name"])
         run = self.owner.runs.get(given["name"])
         if run is None:
             return {"model": {"id": "p", "name": given["project"], "bucket": None}}

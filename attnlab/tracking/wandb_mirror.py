@@ -32,7 +32,7 @@ GIVE_UP = 4
 """Exit code of a child that would only fail again."""
 
 RESTARTS = 4
-BACKOFF_SECONDS = 5.0
+BACKOFF_SECONDS = 2.0
 
 # Variables that describe one particular run, or another process's helper. The child makes many runs.
 _NOT_INHERITED = frozenset(
@@ -124,8 +124,8 @@ class MirrorReport:
         lines = [f"{there}{f' in {where}' if where else ''}"]
         if self.missing:
             lines.append(
-                f"W&B {self.mode}: NOT there: {sum(self.missing.values())} rows of "
-                f"{len(self.missing)} runs ({'; '.join(self.problems) or 'unknown'})"
+                f"W&B {self.mode}: NOT confirmed there: {sum(self.missing.values())} rows of "
+                f"{len(self.missing)} runs ({'; '.join(self.problems) or 'reason unknown'})"
             )
         if self.missing or self.mode == "offline":
             lines.append(f"to send them: attnlab sync {self.workdir}")
