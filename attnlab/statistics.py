@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import scipy  # loads scipy.stats at its first use: it takes a second, and planning needs none of it
 from numpy.typing import ArrayLike
-from scipy import stats
 
 # Below this many seeds the bootstrap has too few distinct resamples to be trusted alone.
 FEW_SEEDS = 7
@@ -52,7 +52,7 @@ def mean_interval(
     n, mean = len(values_S), float(np.mean(values_S))
     if _all_equal(values_S):
         return Interval(mean, mean, mean, level, "all values equal", n)
-    bounds = stats.bootstrap(
+    bounds = scipy.stats.bootstrap(
         (values_S,),
         np.mean,
         confidence_level=level,
@@ -63,7 +63,7 @@ def mean_interval(
     bca = Interval(mean, float(bounds.low), float(bounds.high), level, "BCa bootstrap", n)
     if n >= FEW_SEEDS and math.isfinite(bca.width):
         return bca
-    half = float(stats.t.ppf((1 + level) / 2, n - 1) * stats.sem(values_S))
+    half = float(scipy.stats.t.ppf((1 + level) / 2, n - 1) * scipy.stats.sem(values_S))
     student = Interval(mean, mean - half, mean + half, level, "paired t", n)
     return bca if bca.width > student.width else student
 
@@ -99,7 +99,7 @@ def one_sided_p(values: ArrayLike, threshold: float, *, alternative: str) -> flo
     if _all_equal(values_S):
         beyond = values_S[0] > threshold if alternative == "greater" else values_S[0] < threshold
         return 0.0 if beyond else 1.0
-    return float(stats.ttest_1samp(values_S, threshold, alternative=alternative).pvalue)
+    return float(scipy.stats.ttest_1samp(values_S, threshold, alternative=alternative).pvalue)
 
 
 @dataclass(frozen=True)
@@ -158,9 +158,11 @@ def power(n: int, sd: float, delta: float, *, level: float = 0.95) -> float:
         raise ValueError(f"n: must be at least 2 seeds, got {n}")
     _positive("sd", sd)
     _positive("delta", delta)
-    critical = stats.t.ppf((1 + level) / 2, n - 1)
+    critical = scipy.stats.t.ppf((1 + level) / 2, n - 1)
     shift = delta / sd * math.sqrt(n)
-    return float(stats.nct.sf(critical, n - 1, shift) + stats.nct.cdf(-critical, n - 1, shift))
+    return float(
+        scipy.stats.nct.sf(critical, n - 1, shift) + scipy.stats.nct.cdf(-critical, n - 1, shift)
+    )
 
 
 def seeds_needed(sd: float, delta: float, *, chance: float = 0.9, level: float = 0.95) -> int:
@@ -176,7 +178,7 @@ def seeds_needed(sd: float, delta: float, *, chance: float = 0.9, level: float =
     _positive("delta", delta)
     if not 0.0 < chance < 1.0:
         raise ValueError(f"chance: must lie strictly between 0 and 1, got {chance}")
-    z = stats.norm.ppf((1 + level) / 2) + stats.norm.ppf(chance)
+    z = scipy.stats.norm.ppf((1 + level) / 2) + scipy.stats.norm.ppf(chance)
     # The normal approximation never asks for more than the t test does, so the search starts there.
     n = max(2, math.floor((z * sd / delta) ** 2))
     if n > 10_000:
@@ -213,7 +215,7 @@ def aa_noise(values: ArrayLike, *, level: float = 0.95) -> Noise:
     values_S = _per_seed("values", values)
     n = len(values_S)
     sd = float(np.std(values_S, ddof=1))
-    tails = stats.chi2.ppf([(1 + level) / 2, (1 - level) / 2], n - 1)
+    tails = scipy.stats.chi2.ppf([(1 + level) / 2, (1 - level) / 2], n - 1)
     low, high = (float(sd * math.sqrt((n - 1) / tail)) for tail in tails)
     return Noise(sd, low, high, n)
 

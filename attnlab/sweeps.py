@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 
-from attnlab import console, outcomes, plots, resume
+from attnlab import console, outcomes, resume
 from attnlab import plan as plan_lib
 from attnlab.checkpoints import Checkpoints
 from attnlab.data import corpora, references
@@ -132,6 +132,8 @@ def reproduce(experiment: ModuleType, session: Session) -> int:
     code = train(session)
     paths = {"runs": workdir}
     if code == 0:
+        from attnlab import plots  # matplotlib takes seconds to import: not before it is needed
+
         results = Results(read_runs(workdir))
         outcome = experiment.judge(results)
         paths["verdict"] = workdir / "verdict.json"
