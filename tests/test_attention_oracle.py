@@ -14,6 +14,9 @@ from attnlab.masks import Mask
 
 IMPLEMENTATIONS = {
     "dense": {"impl": "dense"},
+    "blockwise": {"impl": "blockwise"},  # one block here: T < block
+    "blocks 2x3": {"impl": "blockwise", "block_q": 2, "block_k": 3},
+    "blocks 4x1": {"impl": "blockwise", "block_q": 4, "block_k": 1},
 }
 MASKS = sorted(oracle.named_masks(6, 6))
 RECTANGLES = sorted(oracle.named_masks(5, 8))

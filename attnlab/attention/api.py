@@ -1,6 +1,7 @@
 """The one door to attention: checks every argument, chooses an implementation, calls it."""
 
 import math
+from functools import partial
 from typing import Literal, overload
 
 import jax
@@ -9,11 +10,12 @@ import numpy as np
 from jax import Array
 
 from attnlab.attention.bias import PositionBias
+from attnlab.attention.blockwise import blockwise_attention
 from attnlab.attention.dense import dense_attention
 from attnlab.attention.stats import AttentionStats
 from attnlab.masks import Mask
 
-IMPLEMENTATIONS = ("dense",)
+IMPLEMENTATIONS = ("dense", "blockwise")
 
 
 @overload
@@ -66,7 +68,7 @@ def attend(
       v_BSKH: values, float [B, S, K, Hv]; Hv may differ from H.
       mask: who may read whom (attnlab.masks). Data: changing it never retraces.
       scale: multiplies q . k: a Python float, or an array [] or [N] that may be traced, swept or learned. There is
-        no default, because half of the published bugs of this operation are a scale applied twice, or never.
+        no default: a scale applied twice, or never, is too common a fault.
       softcap: None, or a static number > 0 (Gemma 2).
       bias: None, or a position bias (attnlab.attention.bias); added after the scale, before the cap.
       impl: "auto" (see `choose_impl`) or the name of an implementation.
@@ -93,11 +95,19 @@ def attend(
             )
         bias = bias.canonical(batch, heads)
         bias.check(batch, heads, q_len, kv_len)
+    for name, block in (("block_q", block_q), ("block_k", block_k)):
+        _check_block(name, block)
+    if impl == "auto" and (block_q or block_k):
+        impl = "blockwise"
     name = choose_impl(q_BTNH, k_BSKH, mask, impl=impl)
-    out_BTNH, statistics = dense_attention(
+    if name != "blockwise" and (block_q or block_k):
+        raise ValueError(f"block_q, block_k: impl={name!r} has no blocks; allowed: None")
+    run = dense_attention
+    if name == "blockwise":
+        run = partial(blockwise_attention, block_q=block_q, block_k=block_k)
+    out_BTNH, statistics = run(
         q_BTNH, k_BSKH, v_BSKH, mask, scale=scale, softcap=softcap, bias=bias, stats=stats
     )
-    del name, block_q, block_k
     if statistics is None:
         return out_BTNH
     return out_BTNH, statistics
@@ -107,7 +117,16 @@ def choose_impl(q_BTNH: Array, k_BSKH: Array, mask: Mask, *, impl: str = "auto")
     """The implementation that `attend` uses; a run record prints it."""
     if impl not in ("auto", *IMPLEMENTATIONS):
         raise ValueError(f"impl: got {impl!r}; allowed: auto, {', '.join(IMPLEMENTATIONS)}")
-    return "dense"
+    return "dense" if impl == "auto" else impl
+
+
+def _check_block(name: str, block: int | None) -> None:
+    if block is None:
+        return
+    if isinstance(block, bool) or not isinstance(block, int | np.integer):
+        raise TypeError(f"{name}: got {type(block).__name__}; allowed: None or an int >= 1")
+    if block < 1:
+        raise ValueError(f"{name}: got {block}; allowed: None or an int >= 1")
 
 
 def _check_qkv(q_BTNH: Array, k_BSKH: Array, v_BSKH: Array) -> None:

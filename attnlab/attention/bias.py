@@ -45,12 +45,12 @@ class PositionBias:
         return replace(self, kv_positions_BS=_slice(self.kv_positions_BS, start, size))  # type: ignore[type-var]
 
     def padded(self, q_len: int, kv_len: int) -> Self:
-        """Extends the positions with zeros: queries and keys past the end, which no mask lets through."""
+        """Extends the positions by repeating the last: queries and keys past the end, which no result contains."""
         q, k = self.q_positions_BT, self.kv_positions_BS
         return replace(  # type: ignore[type-var]
             self,
-            q_positions_BT=jnp.pad(q, ((0, 0), (0, q_len - q.shape[1]))),
-            kv_positions_BS=jnp.pad(k, ((0, 0), (0, kv_len - k.shape[1]))),
+            q_positions_BT=jnp.pad(q, ((0, 0), (0, q_len - q.shape[1])), mode="edge"),
+            kv_positions_BS=jnp.pad(k, ((0, 0), (0, kv_len - k.shape[1])), mode="edge"),
         )
 
     def check(self, batch: int, heads: int, q_len: int, kv_len: int) -> None:

@@ -49,9 +49,8 @@ def dense_attention(
         return out_BTNH, None
     logits_BNTS = jax.lax.stop_gradient(logits_BNTS)
     _, max_BNT1, sum_BNT1 = _exponentials(logits_BNTS, allowed_BNTS)
-    lse_BNT = (max_BNT1 + jnp.log(sum_BNT1))[..., 0]
     return out_BTNH, stats_lib.from_weights(
-        weights_BNTS, logits_BNTS, lse_BNT, max_BNT1[..., 0], mask.keys_per_row()
+        weights_BNTS, logits_BNTS, max_BNT1[..., 0], sum_BNT1[..., 0], mask.keys_per_row()
     )
 
 

@@ -74,13 +74,19 @@ def normalize_entropy(entropy: Array, visible_keys: Array) -> Array:
 
 
 def from_weights(
-    weights_BNTS: Array, logits_BNTS: Array, lse_BNT: Array, max_BNT: Array, visible_keys: Array
+    weights_BNTS: Array, logits_BNTS: Array, max_BNT: Array, sum_BNT: Array, visible_keys: Array
 ) -> AttentionStats:
-    """The statistics from weights that are all in memory; masked logits may hold anything."""
+    """The statistics from weights that are all in memory, the row maxima (-inf on empty rows) and sums of exp(s - max).
+
+    Logits where the weight is 0 may hold anything.
+    """
     p = jax.lax.stop_gradient(weights_BNTS)
     _, _, q_len, kv_len = p.shape
-    expected_logit = jnp.sum(p * jnp.where(p > 0, logits_BNTS, 0), axis=-1)
-    entropy = jnp.where(jnp.isneginf(lse_BNT), 0, lse_BNT - expected_logit)
+    some = sum_BNT > 0
+    max_BNT1 = jnp.where(some, max_BNT, 0)[..., None]
+    log_sum = jnp.log(jnp.where(some, sum_BNT, 1))
+    # Relative to the maximum: lse - sum p s would lose its digits where the logits are large.
+    entropy = log_sum - jnp.sum(jnp.where(p > 0, p * (logits_BNTS - max_BNT1), 0), axis=-1)
     visible_keys = jnp.broadcast_to(visible_keys, entropy.shape)
     distance_TS = jnp.abs(jnp.arange(q_len)[:, None] - jnp.arange(kv_len)[None, :])
     below = [
@@ -88,7 +94,7 @@ def from_weights(
         for edge in distance_edges(q_len, kv_len)
     ]
     return AttentionStats(
-        lse=lse_BNT,
+        lse=max_BNT + log_sum,
         max_logit=max_BNT,
         entropy=entropy,
         normalized_entropy=normalize_entropy(entropy, visible_keys),
