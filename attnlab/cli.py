@@ -16,6 +16,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from attnlab import checks
+
 CHECKOUT = Path(__file__).resolve().parent.parent
 BASE_CONFIG = CHECKOUT / "configs" / "base.py"
 BAD_INPUT = 2
@@ -96,6 +98,10 @@ def _parser() -> argparse.ArgumentParser:
     claims = commands.add_parser("claims", help="list the claims")
     claims.set_defaults(run=_claims)
 
+    check = commands.add_parser("check", help="prove the exact claims on this machine")
+    checks.add_arguments(check)
+    check.set_defaults(run=_check)
+
     mask = commands.add_parser("mask", help="draw a mask")
     mask.add_argument("mask", metavar="MASK", help='e.g. "causal & sliding_window(4)"')
     mask.add_argument("--length", type=int, default=12, help="queries (12)")
@@ -119,7 +125,13 @@ def _add_run_flags(parser: argparse.ArgumentParser) -> None:
         help="a checkpoint every M minutes (10)",
     )  # fmt: skip
     parser.add_argument(
-        "--keep", type=int, default=2, metavar="N", help="newest checkpoints to keep (2)"
+        "--keep", type=int, default=2, metavar="N", help="newest checkpoints kept (2)"
+    )
+    parser.add_argument(
+        "--keep-every", type=int, metavar="N", help="also keep those at multiples of N"
+    )
+    parser.add_argument(
+        "--debug-nans", action="store_true", help="name the first bad tensor of a diverged member"
     )
     parser.add_argument(
         "--wandb",
@@ -223,6 +235,13 @@ def _claims(args: argparse.Namespace, _: list[str]) -> int:
     return 0
 
 
+def _check(args: argparse.Namespace, _: list[str]) -> int:
+    with _bad_input():
+        ledger = _experiment("experiments.exact")
+        chosen = checks.choose(args, ledger.CHECKS)
+    return checks.run(args, chosen, ledger.ERRATA, ledger.SOURCES)
+
+
 def _mask(args: argparse.Namespace, _: list[str]) -> int:
     with _bad_input():
         from attnlab import mask_text
@@ -233,9 +252,11 @@ def _mask(args: argparse.Namespace, _: list[str]) -> int:
         mask = mask_text.parse(args.mask, args.length, args.kv_length)
         print(mask_text.render(mask))
         if args.png:
+            import numpy as np
+
             from attnlab import plots
 
-            plots.save(plots.mask_gallery({args.mask: mask.as_array()[0, 0]}), args.png)
+            plots.save(plots.mask_gallery({args.mask: np.asarray(mask.as_array()[0, 0])}), args.png)
     return 0
 
 

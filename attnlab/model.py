@@ -169,7 +169,11 @@ class LearnedPositions(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Token ids int32 [B, T] -> (logits float32 [B, T, V], {"attention": a list of stats per layer})."""
+    """Token ids int32 [B, T] -> (logits float32 [B, T, V], intermediates by name).
+
+    Intermediates: "residual", the stream [B, T, D] after the embedding and after each block; "attention", the
+    statistics of each layer when asked for. What nobody reads is not computed.
+    """
 
     arch: Architecture
 
@@ -193,16 +197,17 @@ class Transformer(nn.Module):
             positions_BT = positions.by_index(tokens_BT.shape[1])
         x_BTD = self._embed(tokens_BT, positions_BT, knobs).astype(a.activations)
         placement = place(a, knobs, positions_BT)
-        layer_stats = []
+        residual, layer_stats = {"after embedding": x_BTD}, []
         for layer in range(a.layers):
-            block = Block(a, name=f"block_{layer:02d}")
-            x_BTD, s = block(x_BTD, mask, knobs, placement, stats)
+            name = f"block_{layer:02d}"
+            x_BTD, s = Block(a, name=name)(x_BTD, mask, knobs, placement, stats)
+            residual[f"after {name}"] = x_BTD
             layer_stats.append(s)
         x_BTD = _norm(x_BTD, _gain(self, "final_norm_gain", a.width), knobs.norm_center)
         # A loss of logits rounded to bfloat16 comes in steps (optax#1020), so they leave the product as float32.
         head = _kernel(self, "head_kernel", a.width, a.vocab_size)
         logits_BTV = _matmul(x_BTD, head, jnp.float32)
-        return logits_BTV, {"attention": layer_stats if stats else []}
+        return logits_BTV, {"residual": residual, "attention": layer_stats if stats else []}
 
     def _embed(self, tokens_BT: Array, positions_BT: Array, knobs: ModelKnobs) -> Array:
         a = self.arch

@@ -164,6 +164,7 @@ def run_group(
     log: Log,
     *,
     checkpoints: Checkpoints | None = None,
+    debug_nans: bool = False,
     should_stop: Callable[[], bool] = lambda: False,
     progress: Callable[[Progress], None] = lambda _: None,
 ) -> GroupReport:
@@ -172,8 +173,9 @@ def run_group(
     Metrics of a chunk are fetched while the next one runs. A member whose loss or gradient is not finite is
     frozen at its last good parameters and reported as `diverged`; the others are not affected. Training starts from
     the newest checkpoint, if there is one; what follows equals an uninterrupted run bit for bit on CPU.
+    `debug_nans`: rerun the update at which a member diverged, and put the first bad tensor's name in its summary.
     """
-    return _Run(group, log, checkpoints, progress).train(should_stop)
+    return _Run(group, log, checkpoints, progress, debug_nans).train(should_stop)
 
 
 class _Run:
@@ -185,7 +187,9 @@ class _Run:
         log: Log,
         checkpoints: Checkpoints | None,
         progress: Callable[[Progress], None],
+        debug_nans: bool,
     ):
+        self.debug_nans = debug_nans
         self.group, self.log, self.progress = group, log, progress
         self.checkpoints = checkpoints
         self.count = len(group.members)
@@ -327,8 +331,8 @@ class _Run:
         """Last validation, on `eval.final_windows`, and each member's end."""
         result = self._validation(self.budget.final_eval_windows)
         flat = _flat(result)
-        steps, diverged_at, stopped = self._fetch(
-            (self.states.step, self.states.diverged_at, self.states.stopped)
+        steps, diverged_at, stopped, health = self._fetch(
+            (self.states.step, self.states.diverged_at, self.states.stopped, self.states.health)
         )
         for index in range(self.count):
             step = int(steps[index])
@@ -340,11 +344,23 @@ class _Run:
                 "tokens": int(tokens[index]),
                 "val/loss_by_position": result["val/loss_by_position"][index].tolist(),
                 "val/windows": self.budget.final_eval_windows,
+                "health/last_loss": float(health.last_loss[index]),
+                "health/last_grad_norm": float(health.last_grad_norm[index]),
+                "health/loss_spikes": int(health.spikes[index]),
             }
             status = "stopped" if stopped[index] else "finished"
             if diverged_at[index] != NEVER:
                 status, summary["diverged_at"] = "diverged", int(diverged_at[index])
+                if self.debug_nans:
+                    summary["first_not_finite"] = self._first_not_finite(index)
             self.log.finish(index, status, summary)
+
+    def _first_not_finite(self, index: int) -> str:
+        """Reruns the update at which a member diverged and names the first tensor that is not finite."""
+        state, knobs = jax.tree.map(lambda x: x[index], (self.states, self.knobs))
+        finite = training.finiteness(self.group.task, state, knobs, self.tokens)
+        bad = [name for name, ok in finite.items() if not ok]
+        return bad[0] if bad else "none on rerun"
 
     def _interrupt(self, step: int) -> None:
         """Marks every member; no validation, so that a resumed run has the rows of one that never stopped."""

@@ -8,7 +8,8 @@ import signal
 from types import FrameType, TracebackType
 from typing import Self
 
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+# SLURM announces the end of an allocation with USR1 or USR2, a preemption with TERM.
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
 
 class StopFlag:

@@ -77,7 +77,8 @@ class Settings:
     """How a sweep is run, as opposed to what it is: none of it changes a result.
 
     `wandb`: online, offline, disabled, or None to find out. `checkpoint_steps`, `checkpoint_minutes`: save after so
-    many updates or minutes. `keep`: newest checkpoints to keep.
+    many updates or minutes. `keep`: newest checkpoints to keep; `keep_every`: and those at its multiples.
+    `debug_nans`: name the first bad tensor of a diverged member.
     """
 
     workdir: Path
@@ -86,6 +87,8 @@ class Settings:
     checkpoint_steps: int | None = None
     checkpoint_minutes: float = 10.0
     keep: int = 2
+    keep_every: int | None = None
+    debug_nans: bool = False
 
 
 @dataclass(frozen=True)
@@ -165,6 +168,7 @@ def _checkpoints(group: Group, settings: Settings) -> Checkpoints:
         every_steps=settings.checkpoint_steps,
         every_minutes=settings.checkpoint_minutes,
         keep=settings.keep,
+        keep_every=settings.keep_every,
     )
 
 
@@ -180,7 +184,10 @@ def _train_group(
         _checkpoints(group, session.settings) as checkpoints,
     ):
         log = _WithReferences(tracker, _references(corpus))
-        report = run_group(group, log, checkpoints=checkpoints, should_stop=stop, progress=progress)
+        report = run_group(
+            group, log, checkpoints=checkpoints, debug_nans=session.settings.debug_nans,
+            should_stop=stop, progress=progress,
+        )  # fmt: skip
         for line in tracker.close(stop.exit_code).lines():
             console.say(line)
     return report

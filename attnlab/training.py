@@ -11,9 +11,10 @@ import jax.numpy as jnp
 import optax
 from jax import Array
 
-from attnlab import model, objectives, optimizer
+from attnlab import health, model, objectives, optimizer
 from attnlab.attention import AttentionStats
 from attnlab.data import sampling
+from attnlab.health import Health
 from attnlab.knobs import Architecture, Budget, Knobs
 
 # Masked places of validation windows are the same for every member, step and seed.
@@ -27,8 +28,8 @@ SUMMED = ("loss_by_position", "count_by_position")  # results of `evaluate` to a
 class TrainState:
     """`step`: int32, updates done. `diverged_at`: int32, the step whose loss or gradient was not finite, or -1.
 
-    From that step on the state does not change: `params` are the last good ones. `stopped`: bool, somebody
-    asked this member to end early.
+    From that step on the state does not change: `params` and `health` are the last good ones. `stopped`: bool,
+    somebody asked this member to end early.
     """
 
     params: model.Params
@@ -36,6 +37,7 @@ class TrainState:
     step: Array
     diverged_at: Array
     stopped: Array
+    health: Health
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,12 @@ def init_state(task: Task, knobs: Knobs) -> TrainState:
     """A member before its first update."""
     params = model.init(task.architecture, knobs.seed_init)
     return TrainState(
-        params, optimizer.init(params), jnp.int32(0), jnp.int32(NEVER), jnp.bool_(False)
+        params=params,
+        moments=optimizer.init(params),
+        step=jnp.int32(0),
+        diverged_at=jnp.int32(NEVER),
+        stopped=jnp.bool_(False),
+        health=health.init(),
     )
 
 
@@ -59,6 +66,32 @@ def is_active(state: TrainState, knobs: Knobs) -> Array:
     """bool scalar: this member still has updates to do."""
     running = (state.diverged_at == NEVER) & ~state.stopped
     return running & (state.step < knobs.optimizer.total_steps)
+
+
+def batch_at(task: Task, knobs: Knobs, step: Array, tokens: Array) -> objectives.Batch:
+    """The batch of update number `step`: a function of the data seed and the step."""
+    length = objectives.window_length(task.architecture.context)
+    windows_BW = sampling.windows(
+        tokens, knobs.seed_data, step, batch_size=task.budget.batch_size, length=length
+    )
+    # A different stream from the one that draws the windows, made from the same two numbers.
+    key = jax.random.fold_in(sampling.batch_key(knobs.seed_data, step), 1)
+    return objectives.make_batch(
+        knobs.objective, windows_BW, knobs.mask, key=key, mask_id=task.mask_id
+    )
+
+
+def loss_and_grads(
+    task: Task, params: model.Params, knobs: Knobs, batch: objectives.Batch
+) -> tuple[tuple[Array, tuple[Array, Array]], model.Params]:
+    """((mean loss, (sum, count)), gradients of the mean)."""
+
+    def mean_loss(params: model.Params) -> tuple[Array, tuple[Array, Array]]:
+        logits, _ = model.apply(task.architecture, params, batch.inputs, batch.mask, knobs.model)
+        total, count = objectives.loss(logits, batch)
+        return total / jnp.maximum(count, 1.0), (total, count)
+
+    return jax.value_and_grad(mean_loss, has_aux=True)(params)
 
 
 def train_step(
@@ -70,29 +103,20 @@ def train_step(
     or 0 when the member is done or this update was not finite: then the state is returned as it was, but for
     `diverged_at`), `grad_norm` before clipping, `learning_rate`.
     """
-    arch, budget = task.architecture, task.budget
-    length = objectives.window_length(arch.context)
-    windows_BW = sampling.windows(
-        tokens, knobs.seed_data, state.step, batch_size=budget.batch_size, length=length
-    )
-    # A different stream from the one that draws the windows, made from the same two numbers.
-    key = jax.random.fold_in(sampling.batch_key(knobs.seed_data, state.step), 1)
-    batch = objectives.make_batch(
-        knobs.objective, windows_BW, knobs.mask, key=key, mask_id=task.mask_id
-    )
-
-    def mean_loss(params: model.Params) -> tuple[Array, tuple[Array, Array]]:
-        logits, _ = model.apply(arch, params, batch.inputs, batch.mask, knobs.model)
-        total, count = objectives.loss(logits, batch)
-        return total / jnp.maximum(count, 1.0), (total, count)
-
-    (_, (total, count)), grads = jax.value_and_grad(mean_loss, has_aux=True)(state.params)
+    batch = batch_at(task, knobs, state.step, tokens)
+    (_, (total, count)), grads = loss_and_grads(task, state.params, knobs, batch)
     params, moments, norm = optimizer.update(
         grads, state.moments, state.params, knobs.optimizer, state.step
     )
     finite = jnp.isfinite(total) & jnp.isfinite(norm)
     active = is_active(state, knobs)
-    moved = dataclasses.replace(state, params=params, moments=moments, step=state.step + 1)
+    moved = dataclasses.replace(
+        state,
+        params=params,
+        moments=moments,
+        step=state.step + 1,
+        health=health.after_update(state.health, total / jnp.maximum(count, 1.0), norm, state.step),
+    )
     diverged_at = jnp.where(active & ~finite, state.step, state.diverged_at)
     stuck = dataclasses.replace(state, diverged_at=diverged_at)
     state = jax.tree.map(lambda new, old: jnp.where(active & finite, new, old), moved, stuck)
@@ -179,3 +203,33 @@ def _attention_summary(layers: list[AttentionStats]) -> dict[str, Array]:
         "max_logit": jnp.stack([jnp.max(h["max_logit"]) for h in heads]),
         "entropy": jnp.stack([h["normalized_entropy"] for h in heads]),
     }
+
+
+def finiteness(task: Task, state: TrainState, knobs: Knobs, tokens: Array) -> dict[str, bool]:
+    """Which tensors of update number `state.step` are finite, by name, in order of computation.
+
+    Parameters, the residual stream after the embedding and after each block, logits, loss, gradients: the first
+    False is where a diverged update went wrong.
+    """
+    names: list[str] = []
+
+    @jax.jit
+    def flags(state: TrainState, knobs: Knobs, tokens: Array) -> Array:
+        batch = batch_at(task, knobs, state.step, tokens)
+        arch = task.architecture
+        logits, aux = model.apply(arch, state.params, batch.inputs, batch.mask, knobs.model)
+        (loss, _), grads = loss_and_grads(task, state.params, knobs, batch)
+        tensors = {f"parameter {name}": x for name, x in _named(state.params)}
+        tensors |= {f"residual stream {name}": x for name, x in aux["residual"].items()}
+        tensors |= {"logits": logits, "loss": loss}
+        tensors |= {f"gradient of {name}": x for name, x in _named(grads)}
+        names.extend(tensors)
+        return jnp.stack([jnp.all(jnp.isfinite(x)) for x in tensors.values()])
+
+    finite = flags(state, knobs, tokens).tolist()  # traced first: that fills the names
+    return dict(zip(names, finite, strict=True))
+
+
+def _named(tree: model.Params) -> list[tuple[str, Array]]:
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return [("/".join(str(k.key) for k in path), leaf) for path, leaf in leaves]
