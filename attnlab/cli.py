@@ -208,7 +208,7 @@ def _sync(args: argparse.Namespace, _: list[str]) -> int:
         report = tracking.sync(args.workdir)
     for line in report.lines():
         print(line)
-    return 0 if report.complete else 1
+    return 1 if report.missing else 0
 
 
 def _open_session(plan: Any, args: argparse.Namespace) -> Any:
