@@ -619,6 +619,7 @@ def test_traced_numbers_out_of_range_are_clipped_as_documented():
     assert keys(lambda x: block_causal(4, x), -3) == [1, 2, 3, 4]
     assert keys(lambda x: key_padding(4, lengths=x), 9) == [4, 4, 4, 4]
     assert keys(lambda x: key_padding(4, starts=x), -9) == [4, 4, 4, 4]
+    assert keys(lambda x: documents(x, prefix_len=[2]), jnp.array([0, 0, 1, 1])) == [2, 2, 1, 2]
     # The inequality as written: left=-1 forbids the query's own key.
     assert keys(lambda x: window(4, left=x, right=1), -1) == [1, 1, 1, 0]
     assert keys(lambda x: full(4).rows(x, 2), 3) == [4, 0]
