@@ -22,7 +22,7 @@ PYTHONS = ("3.11", "3.12", "3.13")
 # Which room a file belongs to, and which rooms it may import from. A new file belongs in one of them.
 ROOMS = {
     "arrays": ("masks", "mask_text", "attention", "positions", "norms"),
-    "pytrees": ("knobs", "model", "objectives", "data", "optimizer", "training", "costs"),
+    "pytrees": ("knobs", "model", "objectives", "data", "optimizer", "health", "training", "costs"),
     "results": ("claims", "rules", "statistics", "results", "outcomes", "plots", "report"),
     "runs": ("plan", "population", "checkpoints", "resume", "tracking"),
     "entry": (
