@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -163,6 +164,8 @@ def test_impossible_mirror_settings_are_refused() -> None:
         MirrorSettings(project="a/b")
     with pytest.raises(ValueError, match="poll_seconds=0"):
         MirrorSettings(poll_seconds=0)
+    with pytest.raises(ValueError, match="niceness=20"):
+        MirrorSettings(niceness=20)
 
 
 def test_wandb_still_has_the_private_settings_the_mirror_relies_on() -> None:
@@ -295,7 +298,7 @@ def test_outage_is_survived_and_sync_sends_the_rest_once(
         workdir,
         2,
         "online",
-        mirror=MirrorSettings(None, 0.1, 0.2, init_timeout=3, finish_timeout=3),
+        mirror=replace(QUICK, init_timeout=3.0, finish_timeout=3.0),
     )
     log(tracker, 1, 2, 3)
     assert wait_for(lambda: sum(len(run.lines) for run in server.runs.values()) == 6)
@@ -486,6 +489,11 @@ def test_variables_of_another_run_do_not_leak_into_ours(workdir: Path, server, m
     assert_mirrored(server, workdir, 2)
     assert {(run.project, run.group) for run in server.runs.values()} == {("mine", "sw")}
 
+    monkeypatch.delenv("WANDB_PROJECT")
+    server.requests.clear()
+    assert sync(workdir).missing == {}  # the project it was logged to, where all of it is
+    assert not [request for request in server.requests if "UpsertBucket" in request]
+
 
 def test_sync_is_refused_where_it_makes_no_sense(workdir: Path, server, monkeypatch) -> None:
     with pytest.raises(ValueError, match=r"no sweep.json"):
@@ -530,7 +538,7 @@ def test_stop_button_stops_one_member(workdir: Path, server: WandbServer) -> Non
 @pytest.mark.slow
 def test_sixty_four_members_online(workdir: Path, server: WandbServer) -> None:
     server.delay = 0.05
-    tracker = start(workdir, 64, "online", mirror=MirrorSettings(poll_seconds=0.5))
+    tracker = start(workdir, 64, "online", mirror=replace(QUICK, transmit_seconds=None))
     log(tracker, *range(1, 51))
     for index in range(64):
         tracker.finish(index, "finished")

@@ -1,7 +1,8 @@
 """Writing metrics while training goes on: rows on disk first, W&B behind them.
 
 One background thread turns rows into lines, appends them to each member's metrics.jsonl and forces
-them to the disk. The trainer only copies a few small arrays into a queue. The W&B mirror is a
+them to the disk, a second or so after they were logged, and at once when `flush` is called. The
+trainer only copies a few small arrays into a queue. The W&B mirror is a
 process of its own that follows those files (`wandb_mirror`), so nothing that happens to W&B can
 reach the trainer.
 """
@@ -12,6 +13,7 @@ import atexit
 import os
 import queue
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -24,8 +26,11 @@ from attnlab.tracking.files import spell_nonfinite
 from attnlab.tracking.wandb_mirror import Mirror, MirrorReport, MirrorSettings
 from attnlab.tracking.writer import RunWriter
 
-BATCH_SECONDS = 0.25
-"""Rows wait at most this long for company before they are forced to the disk together."""
+BATCH_SECONDS = (0.25, 5.0)
+"""Rows wait this long for company before they are forced to the disk together..."""
+
+BATCH_SHARE = 0.01
+"""...namely so long that forcing them costs about this share of one core (64 fsyncs: 10 to 20 ms)."""
 
 RETRY_SECONDS = 5.0
 """How often a disk that refused is asked again while nothing new is logged."""
@@ -122,6 +127,7 @@ class Tracker:
         self._ended = [False] * len(members)
         self._queue: queue.SimpleQueue[_Item] = queue.SimpleQueue()
         self._urgent = threading.Event()
+        self._pause = BATCH_SECONDS[0]
         self._disk_error: str | None = None
         self._report: TrackingReport | None = None
         self._process = os.getpid()
@@ -271,7 +277,10 @@ class Tracker:
                     flushed.append(item)
                 else:
                     item.deliver(self._runs)
+            before = time.thread_time()
             self._disk_error = self._write_pending()
+            shortest, longest = BATCH_SECONDS
+            self._pause = min(longest, max(shortest, (time.thread_time() - before) / BATCH_SHARE))
             for event in flushed:
                 event.set()
 
@@ -280,7 +289,7 @@ class Tracker:
             batch = [self._queue.get(timeout=RETRY_SECONDS if self._disk_error else None)]
         except queue.Empty:
             return []
-        self._urgent.wait(BATCH_SECONDS)
+        self._urgent.wait(self._pause)
         self._urgent.clear()
         while not self._queue.empty():
             batch.append(self._queue.get())

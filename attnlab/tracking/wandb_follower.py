@@ -89,6 +89,7 @@ class Follower:
         self.pool = ThreadPoolExecutor(PARALLEL)
         self.unreachable_until = 0.0
         self.state = read_state(self.workdir)
+        self.state["project"] = task["project"]
         target = OFFLINE
         if self.online:
             target = f"{self.wandb.setup().settings.base_url} {task['project']}"
@@ -356,11 +357,11 @@ def main() -> NoReturn:
     """Run one follower on the task in argv, and leave with its exit code."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)  # schedulers signal every process of a job
-    os.nice(5)
     # Whatever wandb prints belongs into the log, not between the messages.
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     task = json.loads(sys.argv[1])
+    os.nice(task["niceness"])
     # A predecessor whose trainer was killed may still be delivering.
     lock = acquire_lock(Path(task["workdir"]) / "wandb" / "mirror.lock", patience=120.0)
     follower = Follower(task, out)

@@ -71,6 +71,9 @@ class MirrorSettings:
       transmit_seconds: how often a run sends what it has; None scales it with the number of runs,
         15 s up to 16 of them and 60 s from 64, to stay below W&B's rate limits.
       init_timeout, finish_timeout: seconds for one run to open, and to deliver its last rows.
+      niceness: how far the mirror steps back behind the trainer when cores are short, 0 to 19.
+        W&B needs about 1 ms of a core for each row of ten metrics; much niceness on a crowded
+        machine leaves it hungry, and the end waiting for it.
 
     Raises:
       ValueError: W&B would refuse the project name, or a time is not positive.
@@ -81,6 +84,7 @@ class MirrorSettings:
     transmit_seconds: float | None = None
     init_timeout: float = 30.0
     finish_timeout: float = 20.0
+    niceness: int = 5
 
     def __post_init__(self) -> None:
         name = self.project_name
@@ -90,6 +94,8 @@ class MirrorSettings:
             value = getattr(self, field)
             if value is not None and value <= 0:
                 raise ValueError(f"{field}={value}: must be positive")
+        if not 0 <= self.niceness <= 19:
+            raise ValueError(f"niceness={self.niceness}: must be 0 to 19")
 
     @property
     def project_name(self) -> str:
@@ -142,7 +148,8 @@ def sync(
 
     The server is asked how many rows it has of each run, and gets the lines of metrics.jsonl from
     there on, so it does not matter how the mirror came to be incomplete. Offline files that are
-    thereby superseded are marked as synced. `timeout`: seconds, None to wait as long as it takes.
+    thereby superseded are marked as synced. Without `settings` it goes to the project that the
+    sweep was logged to. `timeout`: seconds, None to wait as long as it takes.
 
     Raises:
       ValueError: `workdir` holds no sweep, or is being trained in, or no W&B key is found.
@@ -155,7 +162,8 @@ def sync(
         )
     if credentials(os.environ) is None:
         raise ValueError("wandb: no key found; must be logged in (`wandb login`) to sync")
-    return Mirror(root, "online", settings or MirrorSettings()).close(timeout=timeout)
+    settings = settings or MirrorSettings(project=read_state(root).get("project"))
+    return Mirror(root, "online", settings).close(timeout=timeout)
 
 
 class Mirror:
@@ -272,7 +280,7 @@ class Mirror:
 def read_state(workdir: Path) -> dict[str, Any]:
     """What the mirror has delivered and confirmed: wandb/mirror.json, or nothing.
 
-    `target` is the server and project it speaks to; `targets[target][run id]` holds `bytes`, `rows`
+    `project` is the W&B project; `target` the server and project it speaks to; `targets[target][run id]` holds `bytes`, `rows`
     and `status` of the run directory at the moment the target had all of it.
     """
     try:
