@@ -285,7 +285,9 @@ class _Run:
         if not trained.any():
             return
         tokens = np.full(self.count, step * self.tokens_per_update)
-        self.log.log(step, {"tokens": tokens, **fetched}, trained)
+        # A member that diverged within the chunk never reached this step: its last row is that of its end.
+        whole = updates == self.budget.log_every
+        self.log.log(step, {"tokens": tokens, **fetched}, whole)
         done = int(updates.sum()) * self.tokens_per_update
         self.progress(
             Progress(
