@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tiny
 
 from attnlab import mask_text, masks, model, norms, objectives, positions
 from attnlab.knobs import Architecture, ModelKnobs
@@ -37,6 +38,12 @@ MASKS = (
     "causal | key_padding(lengths=[2])",
     "~causal",
 )
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _quick():
+    with tiny.quick_compilation():
+        yield
 
 
 def with_families(arch=ARCH, families=(), qk_norms=(), **changes):
@@ -440,8 +447,14 @@ def test_statistics_come_by_layer_and_the_scale_is_applied_once():
     once = max_logits(jnp.float32(0.25))
     assert once.shape == (2, 2, T)
     np.testing.assert_allclose(max_logits(jnp.float32(0.5)), 2 * once, rtol=1e-6)
-    _, aux = model.apply(ARCH, random_params(ARCH), TOKENS_BT, masks.causal(T), knobs(ARCH))
-    assert aux == {"attention": []}
+    silent = jax.eval_shape(
+        lambda p: model.apply(arch, p, TOKENS_BT, masks.causal(T), knobs(arch))[1],
+        random_params(arch),
+    )
+    assert silent["attention"] == []
+    assert {name: x.shape for name, x in silent["residual"].items()} == dict.fromkeys(
+        ["after embedding", "after block_00", "after block_01"], (2, T, 16)
+    )
 
 
 def test_bfloat16_activations_give_float32_logits():

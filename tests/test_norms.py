@@ -4,12 +4,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tiny
 
 from attnlab import norms, positions
 
 EPS = 1e-6
 RNG = np.random.default_rng(0)
 X = RNG.normal(2.0, 3.0, (2, 3, 16)).astype(np.float32)  # off centre, so that centring matters
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _quick():
+    with tiny.quick_compilation():
+        yield
 
 
 def layernorm(x):

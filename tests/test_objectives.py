@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tiny
 
 from attnlab import masks, objectives
 from attnlab.objectives import Batch, Objective
@@ -11,6 +12,12 @@ from attnlab.objectives import Batch, Objective
 MASK_ID = 99
 WINDOW_BW = np.array([[5, 6, 7, 8, 9, 10], [20, 21, 22, 23, 24, 25]], np.uint8)
 KEY = jax.random.key(0)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _quick():
+    with tiny.quick_compilation():
+        yield
 
 
 @jax.jit

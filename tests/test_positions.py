@@ -4,8 +4,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tiny
 
 from attnlab import positions
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _quick():
+    with tiny.quick_compilation():
+        yield
 
 
 @jax.jit

@@ -1,12 +1,14 @@
 """The smallest runs that still train: configurations, corpora and a log in memory, shared by the tests of the engine."""
 
+import contextlib
 import copy
 import functools
 import runpy
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
 from attnlab import plan as plan_lib
@@ -36,6 +38,17 @@ def config(overrides: Mapping[str, Any] | None = None, /, **top_level: Any) -> d
     return result
 
 
+@contextlib.contextmanager
+def quick_compilation() -> Iterator[None]:
+    """Halves the time to compile, for tests to which the speed and the last bits of a program do not matter."""
+    before = jax.config.read("jax_disable_most_optimizations")
+    jax.config.update("jax_disable_most_optimizations", True)
+    try:
+        yield
+    finally:
+        jax.config.update("jax_disable_most_optimizations", before)
+
+
 def plan(configs: Iterable[Mapping[str, Any]]) -> list[Group]:
     return plan_lib.plan("tiny", list(configs), BASE, load)
 
@@ -56,6 +69,12 @@ class MemoryLog:
     def log(self, step: int, rows: dict[str, np.ndarray], where: np.ndarray) -> None:
         for index in np.flatnonzero(where):
             self.rows[index].append({"step": step} | {k: v[index] for k, v in rows.items()})
+
+    def flush(self) -> None:
+        pass
+
+    def stop_requests(self) -> frozenset[int]:
+        return frozenset()
 
     def finish(self, index: int, status: str, summary: dict[str, Any]) -> None:
         assert index not in self.ends, f"member {index} was finished twice"
