@@ -383,6 +383,17 @@ def test_run_is_running_only_while_its_process_lives(tmp_path: Path) -> None:
     assert read_runs(tmp_path)[0].status == "interrupted"
 
 
+def test_run_with_rows_is_not_waiting_whatever_its_summary_says(tmp_path: Path) -> None:
+    tracker = start(tmp_path, 1)
+    log(tracker, 1)
+    tracker.close()
+    (run,) = read_runs(tmp_path)
+    write_json(run.path / "summary.json", {"status": "waiting"})
+    assert read_runs(tmp_path)[0].status == "running"  # the directory is still open
+    tracker.sweep.close()
+    assert read_runs(tmp_path)[0].status == "interrupted"
+
+
 @pytest.mark.parametrize(
     "tail",
     [b'{"step":3,"train/lo', b"\0" * 100, b'{"step":3}\0\n', b'{"st', b"[1]\n", b"\xff\n"],

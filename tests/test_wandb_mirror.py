@@ -164,6 +164,8 @@ def test_impossible_mirror_settings_are_refused() -> None:
         MirrorSettings(project="a/b")
     with pytest.raises(ValueError, match="poll_seconds=0"):
         MirrorSettings(poll_seconds=0)
+    with pytest.raises(ValueError, match=r"transmit_seconds=0.5: must be at least 1"):
+        MirrorSettings(transmit_seconds=0.5)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="niceness=20"):
         MirrorSettings(niceness=20)
 
@@ -322,6 +324,26 @@ def test_outage_is_survived_and_sync_sends_the_rest_once(
     again = sync(workdir, QUICK)
     assert (again.missing, again.rows) == ({}, 10)
     assert not [request for request in server.requests if "file_stream" in request]
+
+
+@pytest.mark.slow
+def test_member_that_ended_in_an_outage_is_delivered_after_it(
+    workdir: Path, server: WandbServer
+) -> None:
+    mirror = replace(QUICK, init_timeout=3.0, finish_timeout=3.0)
+    tracker = start(workdir, 2, "online", mirror=mirror)
+    log(tracker, 1, 2)
+    assert wait_for(lambda: sum(len(run.lines) for run in server.runs.values()) == 4)
+    server.down()
+    tracker.finish(0, "finished")
+    assert tracker.flush()
+    assert wait_for(lambda: "did not take the last rows in time" in str(tracker._mirror._problems))
+    tracker.log(3, {"tokens": np.array([0, 300])}, np.array([False, True]))
+    server.up()
+    tracker.finish(1, "finished")
+    assert end(tracker).missing == {}
+    assert_mirrored(server, workdir, 2)
+    assert [run_of(server, index).exit_code for index in range(2)] == [0, 0]
 
 
 def test_sync_sends_an_offline_sweep_and_marks_its_files(

@@ -22,7 +22,7 @@ from attnlab.tracking import (
 )
 
 ROOT = Path(__file__).resolve().parents[1]
-QUICK = MirrorSettings(poll_seconds=0.1, transmit_seconds=0.2, niceness=0)
+QUICK = MirrorSettings(poll_seconds=0.1, transmit_seconds=1, niceness=0)
 
 
 def members(count: int, sweep: str = "sw") -> list[MemberRecord]:

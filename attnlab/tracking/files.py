@@ -70,9 +70,12 @@ def repair_rows(path: Path) -> int:
     return size
 
 
-def effective_status(summary: Mapping[str, Any], alive: bool) -> str:
-    """The status a summary claims, except that nothing runs where no process is alive."""
+def effective_status(summary: Mapping[str, Any], *, rows: bool, alive: bool) -> str:
+    """The status a summary claims, except that what has rows does not wait, and nothing runs where
+    no process is alive."""
     status = summary.get("status", "waiting")
+    if status == "waiting" and rows:
+        status = "running"
     return "interrupted" if status == "running" and not alive else status
 
 

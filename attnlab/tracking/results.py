@@ -77,7 +77,7 @@ def _read_run(root: Path, member: dict[str, Any], alive: bool) -> RunResult:
     rows = read_rows(path / "metrics.jsonl")
     history, logged = _columns(rows)
     ending = read_json(path / "summary.json", default={})
-    status = effective_status(ending, alive)
+    status = effective_status(ending, rows=bool(rows), alive=alive)
     summary = {key: value for key, value in ending.items() if key != "status"}
     if status not in ENDED or "status" not in ending or ending["status"] not in ENDED:
         summary = {name: history[name][mask][-1].item() for name, mask in logged.items()}

@@ -97,7 +97,7 @@ class Follower:
         self.records = self.state.setdefault("targets", {}).setdefault(target, {})
         # Runs whose steps at the server are ahead of their lines, by so many.
         self.shifts = self.state.setdefault("shifts", {}).setdefault(target, {})
-        self.out_lock = threading.Lock()
+        self.lock = threading.Lock()
 
     def work(self) -> None:
         """Follow until the trainer is done, then see to it that everything has arrived."""
@@ -195,6 +195,7 @@ class Follower:
         summary_step = run.summary.get("_step") if run.resumed else None
         if isinstance(summary_step, int) and summary_step + 1 > run.starting_step:
             self.shifts[followed.id] = summary_step + 1 - followed.first
+            self._save()
         self.state["entity"], self.state["url"] = run.entity, run.project_url
 
     def _define_axis(self, followed: _Followed) -> None:
@@ -259,9 +260,10 @@ class Follower:
             else:
                 key = (size, status)
                 followed.attempts[key] = followed.attempts.get(key, 0) + 1
-        with contextlib.suppress(
-            OSError
-        ):  # a full disk: then it is delivered, and asked for, again
+        self._save()
+
+    def _save(self) -> None:
+        with self.lock, contextlib.suppress(OSError):  # full disk: it will be asked for again
             write_json(self.workdir / "wandb" / "mirror.json", self.state)
 
     def _counted(self, over: list[tuple[_Followed, int, str]]) -> set[str]:
@@ -290,7 +292,7 @@ class Follower:
     def _settings(self, run_id: str) -> Any:
         transmit = self.task["transmit_seconds"]
         if transmit is None:
-            transmit = min(60.0, max(15.0, float(len(self.followed))))
+            transmit = min(60, max(15, len(self.followed)))
         wanted: dict[str, Any] = {
             "console": "off",
             "silent": True,
@@ -307,7 +309,7 @@ class Follower:
             "x_disable_meta": True,
             "x_disable_machine_info": True,
             "x_save_requirements": False,
-            "x_file_stream_transmit_interval": transmit,
+            "x_file_stream_transmit_interval": float(transmit),
             # The default of 15 s keeps an offline run invisible, and loses it all when killed early.
             "x_transaction_log_flush_interval": 1.0,
         }
@@ -317,7 +319,7 @@ class Follower:
 
     def say(self, **message: str) -> None:
         """Tell the trainer."""
-        with self.out_lock, contextlib.suppress(OSError, ValueError):
+        with self.lock, contextlib.suppress(OSError, ValueError):
             self.out.write(json.dumps(message) + "\n")
             self.out.flush()
 

@@ -68,7 +68,7 @@ class MirrorSettings:
     Attributes:
       project: W&B project; None for WANDB_PROJECT, else "attnlab".
       poll_seconds: how often the run directories are looked at.
-      transmit_seconds: how often a run sends what it has; None scales it with the number of runs,
+      transmit_seconds: how often a run sends what it has, in whole seconds; None scales it with the number of runs,
         15 s up to 16 of them and 60 s from 64, to stay below W&B's rate limits.
       init_timeout, finish_timeout: seconds for one run to open, and to deliver its last rows.
       niceness: how far the mirror steps back behind the trainer when cores are short, 0 to 19.
@@ -81,7 +81,7 @@ class MirrorSettings:
 
     project: str | None = None
     poll_seconds: float = 1.0
-    transmit_seconds: float | None = None
+    transmit_seconds: int | None = None
     init_timeout: float = 30.0
     finish_timeout: float = 20.0
     niceness: int = 5
@@ -90,10 +90,14 @@ class MirrorSettings:
         name = self.project_name
         if not 1 <= len(name) <= 128 or set(name) & set("/\\#?%:\r\n"):
             raise ValueError(f"project={name!r}: must be 1 to 128 characters without / \\ # ? % :")
-        for field in ("poll_seconds", "transmit_seconds", "init_timeout", "finish_timeout"):
-            value = getattr(self, field)
-            if value is not None and value <= 0:
-                raise ValueError(f"{field}={value}: must be positive")
+        for field in ("poll_seconds", "init_timeout", "finish_timeout"):
+            if getattr(self, field) <= 0:
+                raise ValueError(f"{field}={getattr(self, field)}: must be positive")
+        # W&B would take half a second as 0, and 0 as its default of 15.
+        if self.transmit_seconds is not None and self.transmit_seconds < 1:
+            raise ValueError(
+                f"transmit_seconds={self.transmit_seconds}: must be at least 1 or None"
+            )
         if not 0 <= self.niceness <= 19:
             raise ValueError(f"niceness={self.niceness}: must be 0 to 19")
 
@@ -212,8 +216,10 @@ class Mirror:
             except OSError as error:
                 self._note(f"the mirror could not be started: {error}")
                 return
-            for line in child.stdout or ():
-                self._hear(line)
+            assert child.stdout is not None
+            with child.stdout as messages:
+                for line in messages:
+                    self._hear(line)
             code = child.wait()
             if code in (0, GIVE_UP) or self._abandoned:
                 return
@@ -300,7 +306,7 @@ def snapshot(run: Path, *, alive: bool) -> tuple[int, str]:
         summary = read_json(run / "summary.json", default={})
     except (OSError, ValueError):
         summary = {}
-    return size, effective_status(summary, alive)
+    return size, effective_status(summary, rows=size > 0, alive=alive)
 
 
 def _missing(workdir: Path, ids: Iterable[str], records: Mapping[str, Any]) -> dict[str, int]:
