@@ -19,7 +19,8 @@ def enable() -> Path | None:
     """
     import jax
 
-    if os.environ.get(OPT_OUT) == "off" or jax.config.read("jax_compilation_cache_dir"):
+    given = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]
+    if os.environ.get(OPT_OUT) == "off" or given:
         return None
     place = cache_directory() / "xla" / _processor()
     try:

@@ -91,7 +91,7 @@ def _rotated(x_BTNH: Array) -> Array:
 
 
 def scores_are_a_bilinear_form(seed: int) -> Finding:
-    """q . k is x M x' with M = W_q W_k' of rank at most the head size; M is symmetric only if W_q = W_k.
+    """A score q . k is x M x' with M = W_q W_k' of rank at most the head size; M is symmetric only if W_q = W_k.
 
     In the worked example u looks at h with 4.0 and h at u with 1.0. Under RoPE, M depends on the distance i - j.
     """
