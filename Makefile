@@ -3,11 +3,13 @@
 #   make reproduce                        the flagship claim, from installation to verdict
 #   make test lint                        what a change has to pass
 #   make test ARGS="tests/test_masks.py"  flags and files for the program a target runs
+#   make test JOBS=4                      as many test processes (2; each takes up to 2 GB)
 #   make test PYTHON=python3.13           another interpreter (the environment is made anew)
 
 PYTHON ?= python3
 VENV ?= .venv
 ARGS ?=
+JOBS ?= 2
 
 BIN := $(VENV)/bin
 PYTHON_VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
@@ -17,15 +19,16 @@ INSTALLED := $(VENV)/.installed-python$(PYTHON_VERSION)
 .PHONY: help install reproduce test test-slow lint format clean
 
 help:
-	@sed -n '3,6s/^# *//p' $(firstword $(MAKEFILE_LIST))
+	@sed -n '3,7s/^# *//p' $(firstword $(MAKEFILE_LIST))
 
 install: $(INSTALLED)
 
 reproduce: $(INSTALLED)
 	@$(BIN)/attnlab reproduce nope $(ARGS)
 
+# A file stays in one process, so what its tests compiled for each other is compiled once.
 test: $(INSTALLED)
-	@$(BIN)/pytest $(ARGS)
+	@$(BIN)/pytest -n $(JOBS) --dist loadfile $(ARGS)
 
 test-slow: $(INSTALLED)
 	@$(BIN)/pytest -m slow $(ARGS)

@@ -8,7 +8,12 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("WANDB_MODE", "disabled")
 os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
 
+import hypothesis
 import jax
 
 # An accidental broadcast across ranks is an error in attnlab, not a convenience.
 jax.config.update("jax_numpy_rank_promotion", "raise")
+
+# No timed tests: what takes a millisecond here may compile first, or share its core, elsewhere.
+hypothesis.settings.register_profile("attnlab", deadline=None)
+hypothesis.settings.load_profile("attnlab")
