@@ -360,7 +360,7 @@ def _storage_id(project: str, run_id: str) -> str:
     return base64.b64encode(f"Run:v1:{run_id}:{project}:{ENTITY}".encode()).decode()
 
 
-def wait_for(condition: Any, timeout: float = 30.0, every: float = 0.05) -> bool:
+def wait_for(condition: Any, timeout: float = 120.0, every: float = 0.05) -> bool:
     """True as soon as `condition()` holds, False if it does not within `timeout` seconds."""
     for _ in _until(timeout, every):
         if condition():

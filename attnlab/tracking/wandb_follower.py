@@ -95,8 +95,6 @@ class Follower:
             target = f"{self.wandb.setup().settings.base_url} {task['project']}"
             self.state["target"] = target
         self.records = self.state.setdefault("targets", {}).setdefault(target, {})
-        # Runs whose steps at the server are ahead of their lines, by so many.
-        self.shifts = self.state.setdefault("shifts", {}).setdefault(target, {})
         self.lock = threading.Lock()
 
     def work(self) -> None:
@@ -182,21 +180,9 @@ class Follower:
         followed.run = run
         self._define_axis(followed)
         if self.online:
-            self._find_place(followed)
+            followed.first = run.starting_step  # follows the last row of the server's history
+            self.state["entity"], self.state["url"] = run.entity, run.project_url
         return True
-
-    def _find_place(self, followed: _Followed) -> None:
-        """Where the server stands. `starting_step` follows the last row of its history."""
-        run = followed.run
-        shift = self.shifts.get(followed.id, 0)
-        followed.first = max(0, run.starting_step - shift)
-        # A server that took a summary but not the rows before it counts from the summary, and would
-        # have the client drop every row up to there. Those rows travel with later step numbers.
-        summary_step = run.summary.get("_step") if run.resumed else None
-        if isinstance(summary_step, int) and summary_step + 1 > run.starting_step:
-            self.shifts[followed.id] = summary_step + 1 - followed.first
-            self._save()
-        self.state["entity"], self.state["url"] = run.entity, run.project_url
 
     def _define_axis(self, followed: _Followed) -> None:
         """Charts by tokens where rows have them, else by step; never by the number of the line."""
@@ -212,14 +198,13 @@ class Follower:
         try:
             with open(followed.path / "metrics.jsonl", "rb") as file:
                 file.seek(followed.offset)
-                shift = self.shifts.get(followed.id, 0)
                 for line in file:
                     if not line.endswith(b"\n"):
                         break
                     row = decode_row(line)
                     followed.unreadable += row is None
                     if row is not None and followed.line >= followed.first:
-                        followed.run.log(row, step=followed.line + shift, commit=True)
+                        followed.run.log(row, step=followed.line, commit=True)
                     followed.offset += len(line)
                     followed.line += 1
         except FileNotFoundError:
@@ -260,10 +245,7 @@ class Follower:
             else:
                 key = (size, status)
                 followed.attempts[key] = followed.attempts.get(key, 0) + 1
-        self._save()
-
-    def _save(self) -> None:
-        with self.lock, contextlib.suppress(OSError):  # full disk: it will be asked for again
+        with contextlib.suppress(OSError):  # full disk: the server will be asked again
             write_json(self.workdir / "wandb" / "mirror.json", self.state)
 
     def _counted(self, over: list[tuple[_Followed, int, str]]) -> set[str]:

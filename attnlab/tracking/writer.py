@@ -52,7 +52,7 @@ class RunWriter:
         self.written = self.repeated = self.changed = self.vanished = 0
         self._metrics = path / "metrics.jsonl"
         self._settled = False
-        # Bytes known to be on the disk. Whatever lies beyond is cut before writing.
+        # Bytes known to be on the disk; what a failed write left beyond them is written over.
         self._size = repair_rows(self._metrics)
         # Place of a row -> hashes of the rows there were before this session.
         self._earlier: dict[int, set[int]] = {}
@@ -116,9 +116,7 @@ class RunWriter:
         descriptor = os.open(self._metrics, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             there = os.fstat(descriptor).st_size
-            if there > self._size:
-                os.ftruncate(descriptor, self._size)
-            elif there < self._size:
+            if there < self._size:
                 self.vanished += self._size - there
                 self._size = repair_rows(self._metrics)
             view, offset = memoryview(data), self._size
