@@ -102,11 +102,11 @@ def _parser() -> argparse.ArgumentParser:
     checks.add_arguments(check)
     check.set_defaults(run=_check)
 
-    mask = commands.add_parser("mask", help="draw a mask")
-    mask.add_argument("mask", metavar="MASK", help='e.g. "causal & sliding_window(4)"')
+    mask = commands.add_parser("mask", help="draw masks")
+    mask.add_argument("masks", nargs="+", metavar="MASK", help='e.g. "causal & sliding_window(4)"')
     mask.add_argument("--length", type=int, default=12, help="queries (12)")
     mask.add_argument("--kv-length", type=int, help="keys (as many as queries)")
-    mask.add_argument("--png", type=Path, metavar="FILE", help="also draw it to a file")
+    mask.add_argument("--png", type=Path, metavar="FILE", help="also draw them to a file")
     mask.set_defaults(run=_mask)
     return parser
 
@@ -249,14 +249,18 @@ def _mask(args: argparse.Namespace, _: list[str]) -> int:
         for flag, value in (("--length", args.length), ("--kv-length", args.kv_length)):
             if value is not None and value < 1:
                 raise ValueError(f"{flag}: must be at least 1, got {value}")
-        mask = mask_text.parse(args.mask, args.length, args.kv_length)
-        print(mask_text.render(mask))
+        masks = {text: mask_text.parse(text, args.length, args.kv_length) for text in args.masks}
+        for text, mask in masks.items():
+            if len(masks) > 1:
+                print(text)
+            print(mask_text.render(mask))
         if args.png:
             import numpy as np
 
             from attnlab import plots
 
-            plots.save(plots.mask_gallery({args.mask: np.asarray(mask.as_array()[0, 0])}), args.png)
+            arrays = {text: np.asarray(mask.as_array()[0, 0]) for text, mask in masks.items()}
+            plots.save(plots.mask_gallery(arrays), args.png)
     return 0
 
 
