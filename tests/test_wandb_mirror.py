@@ -448,6 +448,30 @@ def test_killed_trainer_leaves_runs_that_say_so_and_can_go_on(
 
 
 @pytest.mark.slow
+def test_ctrl_c_reaches_the_trainer_alone_and_the_rows_arrive(
+    workdir: Path, server: WandbServer
+) -> None:
+    code = f"""
+        import time
+        from tracked import *
+        with start(Path({str(workdir)!r}), 2, "online") as tracker:
+            for step in range(1, 10_000):
+                log(tracker, step); time.sleep(0.05)
+                if step == 1: print("training")
+    """
+    process = python(code, start_new_session=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "training\n"
+    assert wait_for(lambda: len(server.runs) == 2)
+    os.killpg(process.pid, signal.SIGINT)  # what a terminal does
+    output, _ = process.communicate(timeout=180)
+    assert "KeyboardInterrupt" in output
+    assert_mirrored(server, workdir, 2)
+    assert [run.exit_code for run in server.runs.values()] == [255, 255]
+    assert {run.status for run in read_runs(workdir)} == {"interrupted"}
+
+
+@pytest.mark.slow
 def test_rows_that_wandb_dropped_in_silence_are_noticed_and_sent(
     workdir: Path, server: WandbServer
 ) -> None:

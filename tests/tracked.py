@@ -77,7 +77,7 @@ def lines(workdir: Path, index: int = 0) -> list[dict[str, Any]]:
     return [json.loads(line, parse_constant=refuse) for line in file.read_text().splitlines()]
 
 
-def python(code: str, **environ: str) -> subprocess.Popen[str]:
+def python(code: str, *, start_new_session: bool = False) -> subprocess.Popen[str]:
     """Starts a program that can import the tests' helpers; its output is read by the caller."""
     paths = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
     return subprocess.Popen(
@@ -86,5 +86,6 @@ def python(code: str, **environ: str) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env={**os.environ, **environ, "PYTHONPATH": paths},
+        env={**os.environ, "PYTHONPATH": paths},
+        start_new_session=start_new_session,
     )
