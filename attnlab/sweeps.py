@@ -149,7 +149,7 @@ def reproduce(experiment: ModuleType, session: Session) -> int:
 
 
 def train(session: Session) -> int:
-    """Trains every group that is not done; returns 0, or 128 + the signal that stopped it."""
+    """Trains every group that is not done; returns 0, or 128 + the signal that kept it from the end."""
     started = time.monotonic()
     reports: list[GroupReport] = []
     with session.directory, StopFlag() as stop:
@@ -159,7 +159,8 @@ def train(session: Session) -> int:
                 with console.GroupProgress(index, len(session.groups), group) as progress:
                     reports.append(_train_group(session, group, stop, progress))
     console.print_reports(reports, time.monotonic() - started)
-    return stop.exit_code
+    complete = len(reports) == len(session.groups) and not any(r.interrupted for r in reports)
+    return 0 if complete else stop.exit_code
 
 
 def _checkpoints(group: Group, settings: Settings) -> Checkpoints:
@@ -188,7 +189,7 @@ def _train_group(
             group, log, checkpoints=checkpoints, debug_nans=session.settings.debug_nans,
             should_stop=stop, progress=progress,
         )  # fmt: skip
-        for line in tracker.close(stop.exit_code).lines():
+        for line in tracker.close(stop.exit_code if report.interrupted else 0).lines():
             console.say(line)
     return report
 

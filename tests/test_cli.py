@@ -159,8 +159,8 @@ def assert_equal_bits(a: Path, b: Path) -> None:
 
 LONG = (
     *SWEEP,
-    "--config.steps=400",
-    "--config.eval.every=100",
+    "--config.steps=3000",
+    "--config.eval.every=500",
     "--wandb",
     "disabled",
     "--seeds",
@@ -203,11 +203,11 @@ def test_a_stopped_sweep_resumes_to_the_same_bits(number, attnlab, uninterrupted
 
 def test_kill_9_loses_nothing_that_was_reported(attnlab, uninterrupted):
     work = attnlab.cwd / "work"
-    words = (*LONG, "--checkpoint-steps", "50", "--workdir", "work")
-    code, _ = attnlab.stop_when(words, lambda: rows_logged(work) >= 20, signal.SIGKILL)
+    words = (*LONG, "--checkpoint-steps", "200", "--workdir", "work")
+    code, _ = attnlab.stop_when(words, lambda: rows_logged(work) >= 60, signal.SIGKILL)
     assert code == -signal.SIGKILL
     before = {run.id: run.history["step"].max() for run in read_runs(work)}
-    assert min(before.values()) >= 150
+    assert min(before.values()) >= 500
     attnlab(*words, "--resume")
     assert_equal_bits(work, uninterrupted)
 
