@@ -3,6 +3,7 @@
 Nothing here knows `Mask`: who may read whom is a predicate written from the definition in words.
 """
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -79,6 +80,7 @@ def attention(
     return Answer(out, lse, max_logit, entropy, weights, dq, dk, dv, dscale, dbias)
 
 
+@functools.cache
 def named_masks(q_len: int, kv_len: int) -> dict[str, tuple[Mask, Allowed]]:
     """One of every kind the shapes admit, for 2 examples and 2 heads, beside its definition in words."""
     T, S = q_len, kv_len

@@ -1,6 +1,7 @@
 """The one door to attention: checks every argument, chooses an implementation, calls it."""
 
 import math
+from collections.abc import Callable
 from functools import partial
 from typing import Literal, overload
 
@@ -9,13 +10,17 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from attnlab.attention import accelerators
 from attnlab.attention.bias import PositionBias
 from attnlab.attention.blockwise import blockwise_attention
 from attnlab.attention.dense import dense_attention
 from attnlab.attention.stats import AttentionStats
 from attnlab.masks import Mask
 
-IMPLEMENTATIONS = ("dense", "blockwise")
+IMPLEMENTATIONS = ("dense", "blockwise", *accelerators.PLATFORMS)
+
+# Up to this many query-key pairs `auto` keeps all logits in memory.
+DENSE_PAIRS = {"cpu": 256 * 256, "gpu": 2048 * 2048, "tpu": 2048 * 2048}
 
 
 @overload
@@ -102,9 +107,11 @@ def attend(
     name = choose_impl(q_BTNH, k_BSKH, mask, impl=impl)
     if name != "blockwise" and (block_q or block_k):
         raise ValueError(f"block_q, block_k: impl={name!r} has no blocks; allowed: None")
-    run = dense_attention
+    run: Callable[..., tuple[Array, AttentionStats | None]] = dense_attention
     if name == "blockwise":
         run = partial(blockwise_attention, block_q=block_q, block_k=block_k)
+    elif name in accelerators.PLATFORMS:
+        run = partial(accelerators.accelerated_attention, name)
     out_BTNH, statistics = run(
         q_BTNH, k_BSKH, v_BSKH, mask, scale=scale, softcap=softcap, bias=bias, stats=stats
     )
@@ -113,11 +120,26 @@ def attend(
     return out_BTNH, statistics
 
 
-def choose_impl(q_BTNH: Array, k_BSKH: Array, mask: Mask, *, impl: str = "auto") -> str:
-    """The implementation that `attend` uses; a run record prints it."""
+def choose_impl(
+    q_BTNH: Array | jax.ShapeDtypeStruct,
+    k_BSKH: Array | jax.ShapeDtypeStruct,
+    mask: Mask,
+    *,
+    impl: str = "auto",
+) -> str:
+    """The implementation that `attend` uses for arrays of these shapes; a run record prints it.
+
+    "auto" is `dense` while all logits together are few enough to be cheap, and `blockwise` beyond; the limit is measured
+    on a CPU and a guess elsewhere. A mask is data, so "auto" cannot depend on what it allows, and never picks a fused
+    kernel that takes the mask as flags: those are asked for by name.
+    """
     if impl not in ("auto", *IMPLEMENTATIONS):
         raise ValueError(f"impl: got {impl!r}; allowed: auto, {', '.join(IMPLEMENTATIONS)}")
-    return "dense" if impl == "auto" else impl
+    if impl != "auto":
+        return impl
+    pairs = q_BTNH.shape[1] * k_BSKH.shape[1]
+    limit = DENSE_PAIRS.get(jax.default_backend(), DENSE_PAIRS["gpu"])
+    return "dense" if pairs <= limit else "blockwise"
 
 
 def _check_block(name: str, block: int | None) -> None:

@@ -47,7 +47,7 @@ def blockwise_attention(
     A static scale multiplies the float32 logits where rounding scale * q to 16 bits would lose something; a traced
     one multiplies q, so that autodiff gives its gradient.
     """
-    q_BTNH, logit_scale = _scaled(q_BTNH, scale)
+    q_BTNH, logit_scale = fold_scale(q_BTNH, scale)
     bq, bk, wide = block_sizes(q_BTNH, k_BSKH, mask, block_q, block_k)
     plan = Plan(bq, bk, wide, softcap, logit_scale, stats)
     arrays = MaskArrays(mask.lo, mask.hi, mask.dense)
@@ -70,7 +70,7 @@ def block_sizes(
     return bq, bk, 2 if can_widen else 1
 
 
-def _scaled(q_BTNH: Array, scale: Array | float) -> tuple[Array, float]:
+def fold_scale(q_BTNH: Array, scale: Array | float) -> tuple[Array, float]:
     """(q times what can be multiplied into it, the factor that is left for the logits)."""
     if isinstance(scale, float):
         is_power_of_two = abs(math.frexp(scale)[0]) == 0.5
@@ -128,28 +128,28 @@ _attention.defvjp(_attention_fwd, _attention_bwd, symbolic_zeros=True)
 
 
 def _foldable(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function`, whose arrays all lead with a batch axis (or 1), such that `vmap` folds the mapped axis into it.
+    """`function(q, k, v, mask, bias, ...)` such that `vmap` folds the mapped axis into the batch.
 
-    The first argument leads with the whole batch, and so do all outputs.
+    Every array leads with the batch, those of the mask and the bias perhaps with 1 instead; all outputs lead with it.
     """
     foldable = custom_vmap(function)
 
     @foldable.def_vmap
     def fold(axis_size: int, is_mapped: Any, *arguments: Any) -> tuple[Any, Any]:
-        batch = jax.tree.leaves(arguments[0])[0].shape[1 if jax.tree.leaves(is_mapped[0])[0] else 0]
+        batch = arguments[0].shape[1 if is_mapped[0] else 0]
 
-        def into_batch(x: Array, mapped: bool) -> Array:
+        def into_batch(may_broadcast: bool, x: Array, mapped: bool) -> Array:
+            if may_broadcast and not mapped and x.shape[0] == 1:
+                return x  # for the mapped axis as for the batch
             if not mapped:
-                if x.shape[0] == 1:
-                    return x  # broadcasts over the mapped axis as over the batch
                 x = jnp.broadcast_to(x[None], (axis_size, *x.shape))
-            if x.shape[1] != batch:
-                x = jnp.broadcast_to(x, (axis_size, batch, *x.shape[2:]))
+            x = jnp.broadcast_to(x, (axis_size, batch, *x.shape[2:]))
             return x.reshape(axis_size * batch, *x.shape[2:])
 
-        whole = jax.tree.map(into_batch, arguments, tuple(is_mapped))
-        if batch == 1:
-            whole = (jnp.broadcast_to(whole[0], (axis_size, *whole[0].shape[1:])), *whole[1:])
+        whole = [
+            jax.tree.map(partial(into_batch, place in (3, 4)), argument, mapped)
+            for place, (argument, mapped) in enumerate(zip(arguments, is_mapped, strict=True))
+        ]
         out = foldable(*whole)
         out = jax.tree.map(lambda x: x.reshape(axis_size, batch, *x.shape[1:]), out)
         return out, jax.tree.map(lambda _: True, out)

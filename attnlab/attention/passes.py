@@ -4,6 +4,7 @@
 Shapes: tiles are keys first, [B, K, keys, R], R the rows of a query block (see `tiles`).
 """
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -82,7 +83,9 @@ def forward(
             if is_masked:
                 s = jnp.where(tiles.visible(plan, i, j, lo_i, hi_i, dense), s, -jnp.inf)
             state, p = _online_softmax(state, s, vT_j)
-            return _add_distances(plan, edges, i, j, p, state) if plan.stats else state
+            if state.below is None:
+                return state
+            return state._replace(below=state.below + _mass_below(plan, edges, i, j, p))
 
         zeros = partial(jnp.zeros, dtype=wide)
         state = _State(
@@ -220,45 +223,36 @@ def _online_softmax(state: _State, s: Array, vT_j: Array) -> tuple[_State, Array
     return _State(acc, max_logit, total, shifted, state.below * decay[:, :, None]), p
 
 
-def _add_distances(
-    plan: Plan, edges: tuple[int, ...], i: Array, j: Array, p: Array, state: _State
-) -> _State:
-    """Adds the mass of tile (i, j) below each distance edge.
+def _mass_below(plan: Plan, edges: tuple[int, ...], i: Array, j: Array, p: Array) -> Array:
+    """The mass of tile (i, j) at distances below each edge: [B, K, D, R].
 
-    Most tiles lie between two edges, or across one; only those near the diagonal need a sum for every edge.
+    Keys closer than an edge are a run, so its mass is a difference of two prefix sums over keys. Prefix sums exist at
+    every `step`-th key only; the rest of the way is gathered. A masked sum per edge would take several times as long.
     """
-    keys, R = p.shape[2:]
-    q_first, k_first = i * plan.block_q, j * plan.block_k
-    q_last, k_last = q_first + plan.block_q - 1, k_first + keys - 1
-    nearest = jnp.maximum(jnp.maximum(q_first - k_last, k_first - q_last), 0)
-    farthest = jnp.maximum(q_last - k_first, k_last - q_first)
-    edge = jnp.asarray(edges, jnp.int32)
-    crossed = (edge > nearest) & (edge <= farthest)
-    query = q_first + lax.broadcasted_iota(jnp.int32, (1, 1, 1, R), 3) % plan.block_q
-    key = k_first + lax.broadcasted_iota(jnp.int32, (1, 1, keys, 1), 2)
-    distance = jnp.abs(query - key)
+    B, K, keys, R = p.shape
+    step = math.gcd(keys, 8)
+    sums = jnp.sum(p.reshape(B, K, keys // step, step, R), axis=3)
+    lower = jnp.tril(jnp.ones((keys // step + 1, keys // step), p.dtype), k=-1)
+    prefix = jnp.einsum("ts,bksr->bktr", lower, sums, precision=lax.Precision.HIGHEST)
 
-    def closer_than(limit: Array | int) -> Array:
-        return jnp.sum(jnp.where(distance < limit, p, 0), axis=2)
+    def gather(x: Array, key: Array) -> Array:
+        index = jnp.broadcast_to(key[None, None], (B, K, *key.shape))
+        return jnp.take_along_axis(x, index, axis=2, mode="clip")
 
-    def none_crossed() -> Array:
-        total = jnp.sum(p, axis=2)[:, :, None]
-        return jnp.where((edge > farthest)[None, None, :, None], total, 0)
+    def mass_before(key: Array) -> Array:
+        key = jnp.clip(key, 0, keys)
+        block = key // step
+        total = gather(prefix, block)
+        for t in range(step - 1):
+            total += jnp.where((block * step + t < key)[None, None], gather(p, block * step + t), 0)
+        return total
 
-    def one_crossed() -> Array:
-        part = closer_than(jnp.max(jnp.where(crossed, edge, 0)))[:, :, None]
-        return jnp.where(crossed[None, None, :, None], part, none_crossed())
-
-    def several_crossed() -> Array:
-        # Two powers of two between nearest and farthest: then farthest < 2 (block_q + keys).
-        reach = 2 * (plan.block_q + keys)
-        parts = [closer_than(e) for e in edges if e <= reach]
-        total = [jnp.sum(p, axis=2)] * (len(edges) - len(parts))
-        return jnp.stack(parts + total, axis=2)
-
-    branch = jnp.minimum(jnp.sum(crossed, dtype=jnp.int32), 2)
-    added = lax.switch(branch, (none_crossed, one_crossed, several_crossed))
-    return state._replace(below=state.below + added)
+    own = i * plan.block_q + lax.broadcasted_iota(jnp.int32, (1, R), 1) % plan.block_q
+    own -= j * plan.block_k
+    on_diagonal = jnp.where(((own >= 0) & (own < keys))[None, None], gather(p, own), 0)
+    edge = jnp.asarray(edges[1:], jnp.int32)[:, None]
+    closer = mass_before(own + edge) - mass_before(own - edge + 1)
+    return jnp.concatenate([on_diagonal, jnp.maximum(closer, on_diagonal)], axis=2)
 
 
 def _bounds(plan: Plan, mask: MaskArrays, kv_heads: int, heads: int) -> tuple[Array, Array]:
