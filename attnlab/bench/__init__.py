@@ -1,0 +1,1 @@
+"""Benchmarks that print a table: ratios within one run, never absolute promises."""
