@@ -102,6 +102,11 @@ def _parser() -> argparse.ArgumentParser:
     checks.add_arguments(check)
     check.set_defaults(run=_check)
 
+    bench = commands.add_parser("bench", help="measure this machine", add_help=False)
+    bench.add_argument("what", choices=("attention",))
+    bench.add_argument("flags", nargs=argparse.REMAINDER)
+    bench.set_defaults(run=_bench)
+
     mask = commands.add_parser("mask", help="draw masks")
     mask.add_argument("masks", nargs="+", metavar="MASK", help='e.g. "causal & sliding_window(4)"')
     mask.add_argument("--length", type=int, default=12, help="queries (12)")
@@ -240,6 +245,16 @@ def _check(args: argparse.Namespace, _: list[str]) -> int:
         ledger = _experiment("experiments.exact")
         chosen = checks.choose(args, ledger.CHECKS)
     return checks.run(args, chosen, ledger.ERRATA, ledger.SOURCES)
+
+
+def _bench(args: argparse.Namespace, _: list[str]) -> int:
+    from attnlab.bench import attention  # starts jax, so its flags are parsed here and not above
+
+    parser = argparse.ArgumentParser(prog="attnlab bench attention", description=attention.__doc__)
+    attention.add_arguments(parser)
+    flags = parser.parse_args(args.flags)
+    with _bad_input():
+        return attention.run(flags)
 
 
 def _mask(args: argparse.Namespace, _: list[str]) -> int:

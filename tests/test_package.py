@@ -35,6 +35,7 @@ ROOMS = {
         "checks",
         "check_report",
         "compile_cache",
+        "bench",
     ),
 }
 MAY_IMPORT = {
