@@ -47,6 +47,11 @@ def generator(seed: int) -> np.random.Generator:
     return np.random.Generator(np.random.SFC64(seed))
 
 
+def layers(depth: int) -> str:
+    """`1 layer`, `2 layers`."""
+    return f"{depth} layer" + "s" * (depth > 1)
+
+
 def normal(rng: np.random.Generator, *shape: int) -> np.ndarray:
     """Independent standard normals, float32."""
     return rng.standard_normal(shape, np.float32)
@@ -242,7 +247,7 @@ def _graph(edge_index: Array, self_loops: bool) -> Mask:
     return graph(edge_index, LENGTH, self_loops)
 
 
-def network_of(edge_index: np.ndarray, *, self_loops: bool = False) -> Mask:
+def graph_mask(edge_index: np.ndarray, *, self_loops: bool = False) -> Mask:
     """`masks.graph` over LENGTH nodes, jitted."""
     return _graph(edge_index.astype(np.int32), self_loops)
 

@@ -264,8 +264,8 @@ def a_mask_is_an_adjacency(seed: int) -> Finding:
         if neighbours:
             weights_BNK = lab.softmax(scores[:, :, node, neighbours])
             summed[:, node] = np.einsum("bnk,bknh->bnh", weights_BNK, v_BSNH[:, neighbours])
-    out = lab.attention(q, k, v, lab.network_of(edges))
-    looped = lab.attention(q, k, v, lab.network_of(edges, self_loops=True))
+    out = lab.attention(q, k, v, lab.graph_mask(edges))
+    looped = lab.attention(q, k, v, lab.graph_mask(edges, self_loops=True))
     return Finding(
         (
             lab.same("dense masked attention against neighbour lists", out, summed),
@@ -275,7 +275,7 @@ def a_mask_is_an_adjacency(seed: int) -> Finding:
                 looped[:, isolated],
                 v_BSNH[:, isolated],
             ),
-            lab.differs("edges reversed", lab.attention(q, k, v, lab.network_of(edges[::-1])), out),
+            lab.differs("edges reversed", lab.attention(q, k, v, lab.graph_mask(edges[::-1])), out),
         )
     )
 

@@ -26,7 +26,7 @@ def encoder_is_permutation_equivariant(seed: int) -> Finding:
     return Finding(
         (
             *(
-                lab.same(f"max |f(Px) - P f(x)|, {d} layers", *of_both(full, depth=d))
+                lab.same(f"max |f(Px) - P f(x)|, {lab.layers(d)}", *of_both(full, depth=d))
                 for d in lab.DEPTHS
             ),
             lab.differs(
@@ -49,7 +49,7 @@ def shuffling_the_mask_too_changes_nothing(seed: int) -> Finding:
         "causal": masks.causal(T),
         "sliding window": masks.sliding_window(T, 3),
         "prefix-LM": masks.prefix_lm(T, 5),
-        "random graph": lab.network_of(edges),
+        "random graph": lab.graph_mask(edges),
     }.items():
         plain = lab.attention(q, k, v, mask)[:, p]
         allowed = np.asarray(mask.as_array())[0, 0]
@@ -137,7 +137,7 @@ def causal_mask_tells_abc_from_cba(seed: int) -> Finding:
     for depth in lab.DEPTHS:
         abc, cba, _ = read(masks.full(T), depth)
         measurements.append(
-            lab.same(f"full, {depth} layers: cba, read backwards, against abc", cba[::-1], abc)
+            lab.same(f"full, {lab.layers(depth)}: cba, read backwards, against abc", cba[::-1], abc)
         )
     return Finding(tuple(measurements))
 
@@ -160,7 +160,7 @@ def prefix_order_is_invisible_to_the_suffix(seed: int) -> Finding:
     return Finding(
         (
             *(
-                lab.same(f"prefix-LM, {d} layers: suffix outputs", *suffixes(prefix, d))
+                lab.same(f"prefix-LM, {lab.layers(d)}: suffix outputs", *suffixes(prefix, d))
                 for d in lab.DEPTHS
             ),
             lab.same("causal, 1 layer: suffix outputs", *suffixes(causal, 1)),
