@@ -100,6 +100,7 @@ def break_the_mask(
     return runs
 
 
+_init = jax.jit(training.init_state, static_argnums=0)
 _chunk = jax.jit(training.train_chunk, static_argnums=0)
 _evaluate = jax.jit(training.evaluate, static_argnums=0)
 
@@ -107,7 +108,7 @@ _evaluate = jax.jit(training.evaluate, static_argnums=0)
 def _train(
     task: training.Task, member: knobs.Knobs, tokens: Array, corpus: corpora.Corpus
 ) -> MaskRun:
-    state, metrics = training.init_state(task, member), {}
+    state, metrics = _init(task, member), {}
     for _ in range(int(member.optimizer.total_steps) // task.budget.log_every):
         state, metrics = _chunk(task, state, member, tokens)
     length = window_length(task.architecture.context)
@@ -214,8 +215,8 @@ def cross_attention(seed: int = 0) -> dict[str, tuple[int, ...]]:
     kernels = rng.standard_normal((3, D, H), np.float32) * np.float32(D**-0.5)
     head = Head(*(jnp.asarray(kernel) for kernel in kernels))
     x, context = (jnp.asarray(rng.standard_normal((B, n, D), np.float32)) for n in (T_q, T_kv))
-    own_out, own_weights = head(x, masks.causal(T_q))
-    out, weights = head.cross(x, context, masks.full(T_q, T_kv))
+    own_out, own_weights = jax.jit(Head.__call__)(head, x, masks.causal(T_q))
+    out, weights = jax.jit(Head.cross)(head, x, context, masks.full(T_q, T_kv))
     assert own_weights.shape == (B, T_q, T_q)
     assert weights.shape == (B, T_q, T_kv), "one row per query, one column per key"
     assert out.shape == own_out.shape == (B, T_q, H), "the output has the length of the queries"
