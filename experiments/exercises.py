@@ -72,7 +72,8 @@ def break_the_mask(
 
     Expect without the mask: a loss near 0 everywhere but at the last position, whose target is not in the input, so
     validation is fooled as well; and text that is far worse than the causal arm's, because there is nothing to copy
-    from when one generates. When loss and samples disagree, trust the samples.
+    from when one generates. When loss and samples disagree, trust the samples. Seen with the defaults (validation, nats
+    per character): causal 2.29; no mask 0.08, but 2.52 at the last position; causal and two ahead 2.84.
 
     Raises:
       ValueError: an unknown corpus, or overrides that the configuration does not have.

@@ -174,11 +174,8 @@ def gradient_figure(finding: Finding) -> dict[str, Figure]:
                 marker="o",
                 label=name,
             )
-        axis.set(
-            xlabel="layer",
-            ylabel=f"|gradient of the MLP's second kernel|, mean of {INITS} inits",
-            yscale="log",
-        )
+        axis.set_title(f"second kernel of each MLP, mean of {INITS} initialisations", loc="left")
+        axis.set(xlabel="layer", ylabel="gradient norm", ylim=(0, None))
         axis.set_xticks(table[::3, 0])
         axis.legend()
     return {"gradient_by_layer": figure}

@@ -194,11 +194,8 @@ def peak_mass_figure(finding: Finding) -> dict[str, Figure]:
         )
         axis.set_xscale("log", base=2)
         axis.set_xticks(table[:, 0], [str(int(d)) for d in table[:, 0]])
-        axis.set(
-            xlabel="head size",
-            ylabel=f"largest of {KEYS} weights, mean of at least {DRAWS:,} draws",
-            ylim=(0, 1),
-        )
+        axis.set_title(f"mean of at least {DRAWS:,} draws", loc="left")
+        axis.set(xlabel="head size", ylabel=f"largest of {KEYS} weights", ylim=(0, 1))
         axis.legend(loc="center right")
     return {"peak_mass": figure}
 
