@@ -22,6 +22,7 @@ from attnlab.objectives import Objective
 from attnlab.optimizer import OptimizerKnobs
 
 ACTIVATIONS = ("float32", "bfloat16")
+REMAT = ("none", "dots", "block")
 LOGIT_SCALES = ("inv_sqrt_head_dim", "inv_head_dim", "inv_sqrt_width", "none")
 
 
@@ -43,6 +44,7 @@ class Architecture:
     mlp_width: int
     attention: str = "auto"
     activations: str = "float32"
+    remat: str = "none"
     position_families: tuple[str, ...] = ()
     qk_norms: tuple[str, ...] = ()
 
@@ -61,6 +63,7 @@ class Budget:
     eval_every: int
     eval_windows: int
     final_eval_windows: int
+    accumulation: int = 1
 
 
 @jax.tree_util.register_dataclass
@@ -137,6 +140,7 @@ def check_values(config: Mapping[str, Any]) -> None:
     for field in (
         "context",
         "batch_size",
+        "accumulation",
         "steps",
         "log_every",
         "model.layers",
@@ -154,11 +158,13 @@ def check_values(config: Mapping[str, Any]) -> None:
     _check_divides(flat, "model.kv_heads", "model.heads")
     _check_divides(flat, "log_every", "steps")
     _check_divides(flat, "log_every", "eval.every")
+    _check_divides(flat, "accumulation", "batch_size")
     _check_divides(flat, "batch_size", "eval.windows")
     _check_divides(flat, "eval.windows", "eval.final_windows")
     _check_choice("model.norm", flat["model.norm"], norms.NORMS)
     _check_choice("model.qk_norm", flat["model.qk_norm"], ("none", *norms.QK_NORMS))
     _check_choice("model.activations", flat["model.activations"], ACTIVATIONS)
+    _check_choice("model.remat", flat["model.remat"], REMAT)
     _check_choice("model.attention", flat["model.attention"], ("auto", *IMPLEMENTATIONS))
     _check_optimizer(flat)
     for field in ("seed.init", "seed.data"):
@@ -255,6 +261,7 @@ def architecture(config: Mapping[str, Any], *, vocab_size: int, input_size: int)
         mlp_width=model["width"] * model["mlp_ratio"],
         attention=model["attention"],
         activations=model["activations"],
+        remat=model["remat"],
         position_families=tuple(sorted(positions.parse(config["positions"]))),
         qk_norms=() if model["qk_norm"] == "none" else (model["qk_norm"],),
     )
@@ -283,6 +290,7 @@ def budget(config: Mapping[str, Any]) -> Budget:
         eval_every=config["eval"]["every"],
         eval_windows=config["eval"]["windows"],
         final_eval_windows=config["eval"]["final_windows"],
+        accumulation=config["accumulation"],
     )
 
 

@@ -149,6 +149,20 @@ class Block(nn.Module):
         return x_BTD + Mlp(self.arch.mlp_width, name="mlp")(normed), attention_stats
 
 
+def _rematerialized(remat: str) -> type[Block]:
+    """The block, and what of it the backward pass computes again instead of keeping (Chen et al. 2016).
+
+    "dots" keeps the outputs of matrix products with parameters, so that attention and elementwise work is repeated;
+    "block" keeps the residual stream alone. The numbers are the same; parameters keep their names.
+    """
+    if remat == "none":
+        return Block
+    policies = jax.checkpoint_policies
+    policy = policies.dots_with_no_batch_dims_saveable if remat == "dots" else None
+    wrapped: Any = nn.remat(Block, policy=policy, static_argnums=(5,))  # 0 is self, 5 is stats
+    return wrapped
+
+
 class LearnedPositions(nn.Module):
     """A table with one row per position of the context.
 
@@ -198,9 +212,10 @@ class Transformer(nn.Module):
         x_BTD = self._embed(tokens_BT, positions_BT, knobs).astype(a.activations)
         placement = place(a, knobs, positions_BT)
         residual, layer_stats = {"after embedding": x_BTD}, []
+        block = _rematerialized(a.remat)
         for layer in range(a.layers):
             name = f"block_{layer:02d}"
-            x_BTD, s = Block(a, name=name)(x_BTD, mask, knobs, placement, stats)
+            x_BTD, s = block(a, name=name)(x_BTD, mask, knobs, placement, stats)
             residual[f"after {name}"] = x_BTD
             layer_stats.append(s)
         x_BTD = _norm(x_BTD, _gain(self, "final_norm_gain", a.width), knobs.norm_center)

@@ -4,7 +4,9 @@ A batch is a function of (data seed, step), so stopping, resuming and replaying 
 """
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +22,7 @@ from attnlab.knobs import Architecture, Budget, Knobs
 # Masked places of validation windows are the same for every member, step and seed.
 EVALUATION_KEY = 20_170_612
 NEVER = -1
+T = TypeVar("T")  # any pytree of arrays
 SUMMED = ("loss_by_position", "count_by_position")  # results of `evaluate` to add up over parts
 
 
@@ -84,14 +87,53 @@ def batch_at(task: Task, knobs: Knobs, step: Array, tokens: Array) -> objectives
 def loss_and_grads(
     task: Task, params: model.Params, knobs: Knobs, batch: objectives.Batch
 ) -> tuple[tuple[Array, tuple[Array, Array]], model.Params]:
-    """((mean loss, (sum, count)), gradients of the mean)."""
+    """((mean loss, (sum, count)), gradients of the mean).
 
-    def mean_loss(params: model.Params) -> tuple[Array, tuple[Array, Array]]:
-        logits, _ = model.apply(task.architecture, params, batch.inputs, batch.mask, knobs.model)
-        total, count = objectives.loss(logits, batch)
-        return total / jnp.maximum(count, 1.0), (total, count)
+    With `accumulation` micro-batches each contributes its sum over the count of the whole batch: the mean of their
+    means would be another number as soon as their counts differ, as they do in masked-LM.
+    """
+    count = jnp.sum(batch.weights)
 
-    return jax.value_and_grad(mean_loss, has_aux=True)(params)
+    def share(params: model.Params, part: objectives.Batch) -> tuple[Array, Array]:
+        logits, _ = model.apply(task.architecture, params, part.inputs, part.mask, knobs.model)
+        total, _ = objectives.loss(logits, part)
+        return total / jnp.maximum(count, 1.0), total
+
+    (loss, total), grads = sum_over_micro_batches(
+        lambda part: jax.value_and_grad(share, has_aux=True)(params, part),
+        batch,
+        task.budget.accumulation,
+    )
+    return (loss, (total, count)), grads
+
+
+def sum_over_micro_batches(
+    f: Callable[[objectives.Batch], T], batch: objectives.Batch, parts: int
+) -> T:
+    """Sum of `f` over the micro-batches of a batch, one after another, so that only one is in memory.
+
+    Micro-batch k holds the examples k, k + parts, ...: each device of a sharded batch keeps a share of every one.
+    """
+    if parts == 1:
+        return f(batch)
+    examples = batch.inputs.shape[0]
+    leaves, structure = jax.tree.flatten(batch)
+    split = [i for i, x in enumerate(leaves) if x.shape[0] == examples]  # a mask may serve them all
+
+    def part(pieces: list[Array]) -> objectives.Batch:
+        chosen = [pieces[split.index(i)] if i in split else x for i, x in enumerate(leaves)]
+        return jax.tree.unflatten(structure, chosen)
+
+    def body(total: T, pieces: list[Array]) -> tuple[T, None]:
+        return jax.tree.map(jnp.add, total, f(part(pieces))), None
+
+    pieces = [
+        leaves[i].reshape(examples // parts, parts, *leaves[i].shape[1:]).swapaxes(0, 1)
+        for i in split
+    ]
+    shapes = jax.eval_shape(lambda p: f(part([x[0] for x in p])), pieces)
+    zero = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+    return jax.lax.scan(body, zero, pieces)[0]
 
 
 def train_step(
@@ -166,13 +208,13 @@ def no_metrics() -> dict[str, Array]:
 def evaluate(
     task: Task, state: TrainState, knobs: Knobs, windows_EW: Array, block: Array
 ) -> dict[str, Array]:
-    """Loss on given windows, and what attention does on the first batch of them.
+    """Loss on given windows, and what attention does on the first batch of them (its first micro-batch).
 
     `windows_EW`: int [E, T + MAX_OFFSET], E a multiple of the batch size. `block`: int32, which part of the
     evaluation this is, so that parts hide different places. Returns float32 arrays: `loss_by_position` and
     `count_by_position` [T] (sums), `max_logit` [L], `entropy` [L, N] (normalised by ln of the visible keys).
     """
-    arch, size = task.architecture, task.budget.batch_size
+    arch, size, parts = task.architecture, task.budget.batch_size, task.budget.accumulation
     batches = windows_EW.reshape(-1, size, windows_EW.shape[1])
     key = jax.random.fold_in(jax.random.key(EVALUATION_KEY, impl="threefry2x32"), block)
     keys = jax.random.split(key, batches.shape[0])
@@ -182,13 +224,17 @@ def evaluate(
             knobs.objective, windows_BW, knobs.mask, key=key, mask_id=task.mask_id
         )
 
+    def losses_of(part: objectives.Batch) -> tuple[Array, Array]:
+        logits, _ = model.apply(arch, state.params, part.inputs, part.mask, knobs.model)
+        return objectives.loss_by_position(logits, part)
+
     def body(carry: None, item: tuple[Array, Array]) -> tuple[None, tuple[Array, Array]]:
-        batch = batch_of(*item)
-        logits, _ = model.apply(arch, state.params, batch.inputs, batch.mask, knobs.model)
-        return None, objectives.loss_by_position(logits, batch)
+        return None, sum_over_micro_batches(losses_of, batch_of(*item), parts)
 
     _, (sums, counts) = jax.lax.scan(body, None, (batches, keys))
-    first = batch_of(batches[0], keys[0])
+    first = jax.tree.map(
+        lambda x: x[: size // parts] if x.shape[0] == size else x, batch_of(batches[0], keys[0])
+    )
     _, aux = model.apply(arch, state.params, first.inputs, first.mask, knobs.model, stats=True)
     return {
         "loss_by_position": jnp.sum(sums, axis=0),

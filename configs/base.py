@@ -21,6 +21,7 @@ def get_config(arg: str = "") -> ConfigDict:
     c.corpus = "shakespeare"  # STATIC  shakespeare | tinyshakespeare | text:PATH | random:V
     c.context = 32  # STATIC  T, tokens the model sees at once
     c.batch_size = 32  # STATIC  windows per update
+    c.accumulation = 1  # STATIC  micro-batches per update, must divide batch_size
     c.steps = 1000  # DATA    updates
 
     # Who may read whom, what is asked, and how a token knows where it stands.
@@ -44,6 +45,7 @@ def get_config(arg: str = "") -> ConfigDict:
     )
     c.model.attention = "auto"  # STATIC  auto | dense | blockwise | ...
     c.model.activations = "float32"  # STATIC  float32 | bfloat16; logits and softmax stay float32
+    c.model.remat = "none"  # STATIC  done again backward: none | dots (all but matmuls) | block
 
     c.optimizer = ConfigDict()
     c.optimizer.learning_rate = 4e-3  # DATA    peak

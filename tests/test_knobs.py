@@ -38,6 +38,7 @@ FAMILIES = [{"positions": "none"}, {"positions": "rope+alibi"}, {"model.qk_norm"
 STATIC = [
     {"context": 4},
     {"batch_size": 8},
+    {"accumulation": 2},
     {"model.layers": 2},
     {"model.width": 32},
     {"model.heads": 1, "model.kv_heads": 1},
@@ -45,6 +46,7 @@ STATIC = [
     {"model.mlp_ratio": 2},
     {"model.attention": "dense"},
     {"model.activations": "bfloat16"},
+    {"model.remat": "block"},
     {"log_every": 2},
     {"eval.every": 8},
     {"eval.windows": 16},
@@ -120,7 +122,7 @@ def test_architecture_and_budget_hold_the_numbers_of_the_config():
     assert arch.head_dim == 8
     assert budget == Budget(
         corpus="random:17", batch_size=4, log_every=4, eval_every=4, eval_windows=8,
-        final_eval_windows=16,
+        final_eval_windows=16, accumulation=1,
     )  # fmt: skip
 
 
@@ -147,6 +149,11 @@ BAD = [
     # change, pieces of the message: field, value, what is allowed
     ({"context": 0}, ("config.context", "at least 1", "got 0")),
     ({"batch_size": -1}, ("config.batch_size", "at least 1", "got -1")),
+    ({"accumulation": 0}, ("config.accumulation", "at least 1", "got 0")),
+    (
+        {"accumulation": 3},
+        ("config.batch_size", "multiple of accumulation", "got 4 with accumulation = 3"),
+    ),
     ({"steps": 0}, ("config.steps", "at least 1", "got 0")),
     ({"log_every": 0}, ("config.log_every", "at least 1", "got 0")),
     ({"eval.every": 0}, ("config.eval.every", "at least 1", "got 0")),
@@ -172,6 +179,7 @@ BAD = [
     ({"model.norm": "batchnorm"}, ("config.model.norm", "'batchnorm'", "layernorm, rmsnorm")),
     ({"model.qk_norm": "on"}, ("config.model.qk_norm", "'on'", "none, l2, layernorm, rmsnorm")),
     ({"model.activations": "f32"}, ("config.model.activations", "'f32'", "float32, bfloat16")),
+    ({"model.remat": "full"}, ("config.model.remat", "'full'", "none, dots, block")),
     ({"model.attention": "flash"}, ("config.model.attention", "'flash'", "auto, dense")),
     ({"model.logit_scale": "sqrt"}, ("config.model.logit_scale", "'sqrt'", "inv_sqrt_head_dim")),
     ({"model.logit_scale": "0"}, ("config.model.logit_scale", "'0'", "a number > 0")),
@@ -247,7 +255,10 @@ def without(key):
             tiny.config({"optimizer.learning_rat": 1.0}),
             ("config.optimizer.learning_rat", "did you mean optimizer.learning_rate?"),
         ),
-        (tiny.config(zzz=1), ("config.zzz", "unknown key", "allowed: arm, batch_size, context")),
+        (
+            tiny.config(zzz=1),
+            ("config.zzz", "unknown key", "allowed: accumulation, arm, batch_size, context"),
+        ),
         (without("mask"), ("config.mask", "missing")),
         (without("model.width"), ("config.model.width", "missing")),
         (without("model"), ("config.model", "missing")),

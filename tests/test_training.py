@@ -7,9 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny
+from jax.extend.core import jaxprs_in_params
 
 from attnlab import knobs as knobs_lib
-from attnlab import model, objectives, optimizer, training
+from attnlab import masks, model, objectives, optimizer, training
 from attnlab.data import sampling
 from attnlab.training import NEVER, Task, TrainState
 
@@ -150,6 +151,105 @@ def test_doing_nothing_reports_the_same_metrics_as_doing_something(start):
     for name, nothing in training.no_metrics().items():
         assert (nothing.shape, nothing.dtype) == (metrics[name].shape, metrics[name].dtype), name
     assert metrics.keys() == training.no_metrics().keys()
+
+
+# Accumulation, rematerialisation, precision
+
+
+def with_budget(**changes):
+    return dataclasses.replace(TASK, budget=dataclasses.replace(TASK.budget, **changes))
+
+
+def with_architecture(**changes):
+    return dataclasses.replace(TASK, architecture=dataclasses.replace(ARCH, **changes))
+
+
+loss_and_grads = jax.jit(training.loss_and_grads, static_argnums=0)
+
+
+def close(a, b, atol=2e-6):
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=atol), a, b)
+
+
+@pytest.mark.parametrize("parts", [2, 4])
+@pytest.mark.parametrize("objective", ["next_token", "masked_lm(0.3)"])
+def test_accumulated_micro_batches_equal_one_batch(start, objective, parts):
+    made = knobs(objective=objective)
+    batch = batch_of(made, 2)
+    counts = np.asarray(batch.weights).reshape(4 // parts, parts, -1).sum(axis=(0, 2))
+    uneven = objective != "next_token"
+    assert (len(set(counts)) > 1) == uneven, "equal counts cannot tell a mean of means apart"
+    whole = loss_and_grads(TASK, start.params, made, batch)
+    close(loss_and_grads(with_budget(accumulation=parts), start.params, made, batch), whole)
+
+
+def test_every_example_keeps_its_own_mask_in_a_micro_batch(start):
+    """Example b may read the documents of b: masks are split as the examples are."""
+    rng = np.random.default_rng(1)
+    made = knobs()
+    mask = masks.documents(np.sort(rng.integers(0, 3, (4, 8)), axis=1)).canonical(4, 1)
+    batch = dataclasses.replace(batch_of(made, 0), mask=mask)
+    whole = loss_and_grads(TASK, start.params, made, batch)
+    close(loss_and_grads(with_budget(accumulation=2), start.params, made, batch), whole)
+    other = dataclasses.replace(batch, mask=jax.tree.map(lambda x: x[::-1], mask))
+    assert float(loss_and_grads(TASK, start.params, made, other)[0][0]) != float(whole[0][0])
+
+
+def test_evaluation_in_micro_batches_equals_that_in_batches(start):
+    made = knobs(objective="masked_lm(0.4)")
+    whole = evaluate(TASK, start, made, WINDOWS, np.int32(1))
+    parts = evaluate(with_budget(accumulation=2), start, made, WINDOWS, np.int32(1))
+    for name in training.SUMMED:
+        np.testing.assert_allclose(parts[name], whole[name], rtol=1e-5, err_msg=name)
+
+
+def equations(jaxpr):
+    """Every equation of a jaxpr, those of inner ones included."""
+    for eqn in jaxpr.eqns:
+        yield eqn
+        for inner in jaxprs_in_params(eqn.params):
+            yield from equations(inner)
+
+
+def test_recomputing_changes_neither_loss_nor_gradient(start):
+    made, batch = knobs(), batch_of(knobs(), 0)
+    plain = loss_and_grads(TASK, start.params, made, batch)
+    for remat in ("dots", "block"):
+        task = with_architecture(remat=remat)
+        same(init_state(task, made).params, start.params)
+        close(loss_and_grads(task, start.params, made, batch), plain)
+
+
+def test_each_policy_repeats_more_than_the_one_before(start):
+    """Products of the backward pass: 2 a forward one, and those that are done again."""
+    made = knobs()
+
+    def products(remat):
+        task = with_architecture(remat=remat, attention="dense")
+        jaxpr = jax.make_jaxpr(lambda p, b: training.loss_and_grads(task, p, made, b))(
+            start.params, batch_of(made, 0)
+        )
+        return sum(e.primitive.name == "dot_general" for e in equations(jaxpr.jaxpr))
+
+    none, dots, block = map(products, ("none", "dots", "block"))
+    assert none < dots < block
+
+
+def test_bfloat16_activations_leave_parameters_softmax_and_loss_in_float32(start):
+    task, made = with_architecture(activations="bfloat16", attention="dense"), knobs()
+    jaxpr = jax.make_jaxpr(lambda s: training.train_step(task, s, made, TOKENS))(start).jaxpr
+    halves, wide = jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float32)
+    inputs = {"exp": set(), "log": set(), "dot_general": set()}
+    for eqn in equations(jaxpr):
+        if eqn.primitive.name in inputs:
+            inputs[eqn.primitive.name] |= {v.aval.dtype for v in eqn.invars}
+    assert inputs["exp"] == inputs["log"] == {wide}, "softmax or cross-entropy left float32"
+    assert halves in inputs["dot_general"], "nothing is computed in bfloat16"
+    after, metrics = jax.eval_shape(lambda s: training.train_step(task, s, made, TOKENS), start)
+    for x, y in zip(jax.tree.leaves(after), jax.tree.leaves(start), strict=True):
+        assert x.dtype == y.dtype
+    assert {x.dtype for x in jax.tree.leaves(after.params)} == {wide}
+    assert metrics["loss_sum"].dtype == wide
 
 
 # What freezes
