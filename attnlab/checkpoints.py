@@ -22,7 +22,8 @@ class Checkpoints:
     """The checkpoints of one group, below `directory`; nothing is written before the first `save`.
 
     `every_steps`, `every_minutes`: save when either has passed since the last one (None: not by that measure).
-    `keep`: how many of the newest stay. `keep_every`: steps whose multiples stay too.
+    `keep`: how many of the newest stay. `keep_every`: steps whose multiples stay too. `reading`: nothing will be saved,
+    and another process may be saving there: what looks half-written is left to it.
 
     Raises:
       ValueError: a period or a number to keep that is not positive.
@@ -36,6 +37,7 @@ class Checkpoints:
         every_minutes: float | None = 10.0,
         keep: int = 2,
         keep_every: int | None = None,
+        reading: bool = False,
     ):
         for name, value in (
             ("every_steps", every_steps), ("every_minutes", every_minutes),
@@ -45,7 +47,7 @@ class Checkpoints:
                 raise ValueError(f"checkpoints.{name}: must be positive, got {value}")
         self.directory = directory.absolute()  # Orbax takes no other
         self.every_steps, self.every_minutes = every_steps, every_minutes
-        self.keep, self.keep_every = keep, keep_every
+        self.keep, self.keep_every, self.reading = keep, keep_every, reading
         self._orbax: Any = None
         self._last_step, self._last_time = 0, time.monotonic()
 
@@ -123,7 +125,7 @@ class Checkpoints:
             self._orbax = ocp.training.Checkpointer(
                 self.directory,
                 preservation_policy=policies.AnyPreservationPolicy(kept),
-                cleanup_tmp_directories=True,
+                cleanup_tmp_directories=not self.reading,
             )
         return self._orbax
 

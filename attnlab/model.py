@@ -26,6 +26,7 @@ from attnlab import norms, positions
 from attnlab.attention import AttentionStats, attend
 from attnlab.attention.bias import Alibi
 from attnlab.knobs import Architecture, ModelKnobs
+from attnlab.kv_cache import Cache, Held
 from attnlab.masks import Mask
 
 Params = Mapping[str, Any]
@@ -43,15 +44,21 @@ class Placement:
     bias: Alibi | None
 
 
-def place(arch: Architecture, knobs: ModelKnobs, positions_BT: Array) -> Placement:
-    """The placement of tokens at integer `positions_BT` (1 in place of B when all examples agree)."""
+def place(
+    arch: Architecture, knobs: ModelKnobs, positions_BT: Array, cache: Cache | None = None
+) -> Placement:
+    """The placement of tokens at integer `positions_BT` (1 in place of B when all examples agree).
+
+    With a cache the keys are those of its slots.
+    """
     rotation, bias = None, None
     if "rope" in arch.position_families:
         frequencies = positions.rope_frequencies(arch.head_dim) * knobs.positions["rope"]
         rotation = positions.rope_rotation(positions_BT, frequencies)
     if "alibi" in arch.position_families:
         slopes_N = positions.alibi_slopes(arch.heads) * knobs.positions["alibi"]
-        bias = Alibi(slopes_N, positions_BT, positions_BT)
+        keys_BS = positions_BT if cache is None else positions.by_index(cache.slots)
+        bias = Alibi(slopes_N, positions_BT, keys_BS)
     return Placement(rotation, bias)
 
 
@@ -91,14 +98,24 @@ class QKNorm(nn.Module):
 
 
 class Attention(nn.Module):
-    """Multi-head attention; QK-norm before RoPE, the scale applied once, inside `attend`."""
+    """Multi-head attention; QK-norm before RoPE, the scale applied once, inside `attend`.
+
+    `held`: this block's part of a cache. The keys of the tokens at hand join it as they are compared, normalized and
+    rotated, and the queries meet all slots.
+    """
 
     arch: Architecture
 
     @nn.compact
     def __call__(
-        self, x_BTD: Array, mask: Mask, knobs: ModelKnobs, placement: Placement, stats: bool
-    ) -> tuple[Array, AttentionStats | None]:
+        self,
+        x_BTD: Array,
+        mask: Mask,
+        knobs: ModelKnobs,
+        placement: Placement,
+        stats: bool,
+        held: Held | None = None,
+    ) -> tuple[Array, AttentionStats | None, Held | None]:
         a = self.arch
         B, T, D = x_BTD.shape
         N, K, H = a.heads, a.kv_heads, a.head_dim
@@ -109,13 +126,17 @@ class Attention(nn.Module):
         if placement.rotation is not None:
             q_BTNH = positions.rope(q_BTNH, placement.rotation)
             k_BTKH = positions.rope(k_BTKH, placement.rotation)
+        k_BSKH, v_BSKH = k_BTKH, v_BTKH
+        if held is not None:
+            held = held.extended(k_BTKH, v_BTKH)
+            k_BSKH, v_BSKH = held.keys, held.values
         out = attend(
-            q_BTNH, k_BTKH, v_BTKH, mask,
+            q_BTNH, k_BSKH, v_BSKH, mask,
             scale=knobs.logit_scale, bias=placement.bias, impl=a.attention, stats=stats,
         )  # fmt: skip
         out_BTNH, attention_stats = out if isinstance(out, tuple) else (out, None)
         out_BTD = _matmul(out_BTNH.reshape(B, T, N * H), _kernel(self, "out_kernel", N * H, D))
-        return out_BTD, attention_stats
+        return out_BTD, attention_stats, held
 
 
 class Mlp(nn.Module):
@@ -137,16 +158,22 @@ class Block(nn.Module):
 
     @nn.compact
     def __call__(
-        self, x_BTD: Array, mask: Mask, knobs: ModelKnobs, placement: Placement, stats: bool
-    ) -> tuple[Array, AttentionStats | None]:
+        self,
+        x_BTD: Array,
+        mask: Mask,
+        knobs: ModelKnobs,
+        placement: Placement,
+        stats: bool,
+        held: Held | None = None,
+    ) -> tuple[Array, AttentionStats | None, Held | None]:
         D, center = x_BTD.shape[-1], knobs.norm_center
         normed = _norm(x_BTD, _gain(self, "attention_norm_gain", D), center)
-        out, attention_stats = Attention(self.arch, name="attention")(
-            normed, mask, knobs, placement, stats
+        out, attention_stats, held = Attention(self.arch, name="attention")(
+            normed, mask, knobs, placement, stats, held
         )
         x_BTD = x_BTD + out
         normed = _norm(x_BTD, _gain(self, "mlp_norm_gain", D), center)
-        return x_BTD + Mlp(self.arch.mlp_width, name="mlp")(normed), attention_stats
+        return x_BTD + Mlp(self.arch.mlp_width, name="mlp")(normed), attention_stats, held
 
 
 def _rematerialized(remat: str) -> type[Block]:
@@ -185,8 +212,12 @@ class LearnedPositions(nn.Module):
 class Transformer(nn.Module):
     """Token ids int32 [B, T] -> (logits float32 [B, T, V], intermediates by name).
 
+    With a `cache` the tokens are those that follow the ones it holds, and `mask` is [T, S]: their rows against all
+    slots. Tokens beyond the last slot are refused when that is known; traced, their logits are NaN (the write itself
+    would be moved back in silence).
+
     Intermediates: "residual", the stream [B, T, D] after the embedding and after each block; "attention", the
-    statistics of each layer when asked for. What nobody reads is not computed.
+    statistics of each layer when asked for; "cache", the cache with the tokens in it. What nobody reads is not computed.
     """
 
     arch: Architecture
@@ -200,8 +231,15 @@ class Transformer(nn.Module):
         *,
         positions_BT: Array | None = None,
         stats: bool = False,
+        cache: Cache | None = None,
     ) -> tuple[Array, dict[str, Any]]:
         a = self.arch
+        if cache is not None:
+            if positions_BT is not None:
+                raise ValueError(
+                    "positions_BT: a cache says where its next tokens stand; allowed: None"
+                )
+            positions_BT = cache.following(tokens_BT.shape[1])
         if positions_BT is None:
             if "learned" in a.position_families and tokens_BT.shape[1] > a.context:
                 raise ValueError(
@@ -210,19 +248,28 @@ class Transformer(nn.Module):
                 )
             positions_BT = positions.by_index(tokens_BT.shape[1])
         x_BTD = self._embed(tokens_BT, positions_BT, knobs).astype(a.activations)
-        placement = place(a, knobs, positions_BT)
-        residual, layer_stats = {"after embedding": x_BTD}, []
+        placement = place(a, knobs, positions_BT, cache)
+        residual, layer_stats, blocks = {"after embedding": x_BTD}, [], []
         block = _rematerialized(a.remat)
         for layer in range(a.layers):
             name = f"block_{layer:02d}"
-            x_BTD, s = block(a, name=name)(x_BTD, mask, knobs, placement, stats)
+            held = None if cache is None else cache.block(layer)
+            x_BTD, s, held = block(a, name=name)(x_BTD, mask, knobs, placement, stats, held)
             residual[f"after {name}"] = x_BTD
             layer_stats.append(s)
+            if held is not None:
+                blocks.append(held)
         x_BTD = _norm(x_BTD, _gain(self, "final_norm_gain", a.width), knobs.norm_center)
         # A loss of logits rounded to bfloat16 comes in steps (optax#1020), so they leave the product as float32.
         head = _kernel(self, "head_kernel", a.width, a.vocab_size)
         logits_BTV = _matmul(x_BTD, head, jnp.float32)
-        return logits_BTV, {"residual": residual, "attention": layer_stats if stats else []}
+        aux: dict[str, Any] = {
+            "residual": residual, "attention": layer_stats if stats else [], "cache": None
+        }  # fmt: skip
+        if cache is not None:
+            aux["cache"] = Cache.of(blocks)
+            logits_BTV = jnp.where(aux["cache"].fits(), logits_BTV, jnp.nan)
+        return logits_BTV, aux
 
     def _embed(self, tokens_BT: Array, positions_BT: Array, knobs: ModelKnobs) -> Array:
         a = self.arch
@@ -266,10 +313,12 @@ def apply(
     *,
     positions_BT: Array | None = None,
     stats: bool = False,
+    cache: Cache | None = None,
 ) -> tuple[Array, dict[str, Any]]:
     """Runs the network: see `Transformer`."""
     # Any, because flax types the result as if changed variables might come with it.
     network: Any = Transformer(arch)
     return network.apply(
-        {"params": params}, tokens_BT, mask, knobs, positions_BT=positions_BT, stats=stats
-    )
+        {"params": params}, tokens_BT, mask, knobs, positions_BT=positions_BT, stats=stats,
+        cache=cache,
+    )  # fmt: skip

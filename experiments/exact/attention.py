@@ -31,7 +31,7 @@ def _layer(attention: Any, x_BTD: Array, mask: masks.Mask) -> tuple[Array, Atten
         ModelKnobs({}, {}, jnp.float32(1), jnp.float32(lab.HEAD_DIM**-0.5)),
     )
     normed = norms.normalize(x_BTD, center=1.0)
-    out, stats = module.apply(
+    out, stats, _ = module.apply(
         {"params": attention}, normed, mask, knobs, model.Placement(None, None), True
     )
     return x_BTD + out, stats

@@ -177,7 +177,7 @@ def _output_variance(attention: Any, embedding_VD: Array, tokens_RBT: Array) -> 
     def one(item: tuple[Any, Array]) -> Array:
         params, tokens_BT = item
         x_BTD = norms.normalize(embedding_VD[tokens_BT], center=1.0)
-        out_BTD, _ = model.Attention(ARCH).apply(
+        out_BTD, _, _ = model.Attention(ARCH).apply(
             {"params": params}, x_BTD, mask, KNOBS, NO_PLACEMENT, False
         )
         return jnp.mean(out_BTD**2, axis=(0, 2))
