@@ -15,19 +15,16 @@ to lie on the right side is not allowed.
 """
 
 import difflib
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
+from attnlab import judging
+from attnlab.judging import Outcome
+from attnlab.results import Results
+from attnlab.rules import Rule
 
-from attnlab import statistics
-from attnlab.results import DIVERGED, Results
-from attnlab.rules import Rule, Verdict
-from attnlab.statistics import Interval
-
-# Every claim, and the module that holds it; only the command line loads them. Each module has
-# `CLAIM: Claim` and `figures(results, outcome) -> {file stem: Figure}`.
+# Every claim, and the module that holds it; only the command line loads them. Each module has `CLAIM: Claim`.
 EXPERIMENTS: Mapping[str, str] = {
     "nope": "experiments.nope",
 }
@@ -60,12 +57,26 @@ class Control:
 
 
 @dataclass(frozen=True)
+class Published:
+    """A number somebody published, printed beside ours: what it is, at which size and budget, and where it stands.
+
+    `note` says what to keep in mind when comparing, for example that it rests on one seed.
+    """
+
+    value: float
+    unit: str
+    setting: str
+    source: str
+    note: str = ""
+
+
+@dataclass(frozen=True)
 class SubClaim:
     """One testable sentence.
 
     `measure(results)` gives one number per seed that finished in every arm of `arms`; the mean of these is what
     `rule` is about. `metric` says in words what the number is, `unit` in what ("nats"; "" for a share).
-    `controls` are ids of the claim's controls.
+    `controls` are ids of the claim's controls. `published` are numbers for the same metric.
     """
 
     id: str
@@ -78,10 +89,36 @@ class SubClaim:
     arms: tuple[str, ...]
     controls: tuple[str, ...]
     measure: Callable[[Results], Mapping[int, float]]
+    published: tuple[Published, ...] = ()
 
     @property
     def threshold(self) -> str:
         return f"95 % CI {self.rule} {self.unit}".rstrip()
+
+
+@dataclass(frozen=True)
+class Gap:
+    """How far `arm` ends behind `reference`, paired by seed, in the claim's metric: reported, not judged.
+
+    `published` are numbers for the same difference.
+    """
+
+    label: str
+    arm: str
+    reference: str
+    published: tuple[Published, ...] = ()
+
+
+@dataclass(frozen=True)
+class Trend:
+    """How a gap depends on one knob: at each value of it, (arm, arm it is compared with). Reported, not judged.
+
+    `knob` says in words what varies ("layers", "context, tokens", "share of the prefix").
+    """
+
+    title: str
+    knob: str
+    points: Mapping[float, tuple[str, str]]
 
 
 @dataclass(frozen=True)
@@ -90,9 +127,10 @@ class Claim:
 
     `metric` is the number every arm reports, in nats. `arms` maps each arm's label to the flat config overrides
     that define it. `presets` maps each preset of `configs/<name>.py` to one line that says what it is for.
+    `rests_on`: ids of the sub-claims that together are the statement; all of them when empty.
 
     Raises:
-      ValueError: a sub-claim or control that names an arm or a control which the claim does not have.
+      ValueError: an arm, a control or a sub-claim is named that the claim does not have.
     """
 
     name: str
@@ -104,90 +142,36 @@ class Claim:
     controls: tuple[Control, ...]
     presets: Mapping[str, str]
     seeds: int = 3
+    rests_on: tuple[str, ...] = ()
+    gaps: tuple[Gap, ...] = ()
+    trends: tuple[Trend, ...] = ()
 
     def __post_init__(self) -> None:
         ids = [control.id for control in self.controls]
         for control in self.controls:
-            _all_known(f"{control.id}.arms", control.arms, list(self.arms))
+            _all_known(f"{control.id}.arms", control.arms, self.arms)
         for subclaim in self.subclaims:
-            _all_known(f"{subclaim.id}.arms", subclaim.arms, list(self.arms))
+            _all_known(f"{subclaim.id}.arms", subclaim.arms, self.arms)
             _all_known(f"{subclaim.id}.controls", subclaim.controls, ids)
+        _all_known("rests_on", self.rests_on, [subclaim.id for subclaim in self.subclaims])
+        for gap in self.gaps:
+            _all_known(f"gaps[{gap.label!r}]", (gap.arm, gap.reference), self.arms)
+        for trend in self.trends:
+            for pair in trend.points.values():
+                _all_known(f"trends[{trend.title!r}]", pair, self.arms)
 
-    def judge(self, results: Results) -> "Outcome":
+    @property
+    def headline(self) -> tuple[str, ...]:
+        """Ids of the sub-claims whose conjunction is the statement."""
+        return self.rests_on or tuple(subclaim.id for subclaim in self.subclaims)
+
+    def judge(self, results: Results) -> Outcome:
         """The verdict on every sub-claim.
 
         Raises:
           ValueError: an arm without runs, fewer than 2 seeds, or arms that cannot be paired.
         """
-        checked = {control.id: _check(control, results) for control in self.controls}
-        judgements = [_judge(part, self, results, checked) for part in self.subclaims]
-        # A sub-claim without an answer still belongs to the family: leaving it out would favour the others.
-        holm = statistics.holm([1.0 if j.p_value is None else j.p_value for j in judgements])
-        return Outcome(
-            claim=self,
-            judgements=tuple(
-                j if j.p_value is None else replace(j, p_holm=p)
-                for j, p in zip(judgements, holm, strict=True)
-            ),
-            controls=tuple(checked.values()),
-            arms=tuple(_arm_row(self.metric, arm, results) for arm in self.arms),
-            references=results.references,
-            diverged=results.diverged(),
-        )
-
-
-@dataclass(frozen=True)
-class ControlResult:
-    """A control, whether it held, and what was measured."""
-
-    id: str
-    statement: str
-    passed: bool
-    measured: str
-
-
-@dataclass(frozen=True)
-class Judgement:
-    """A sub-claim's verdict and everything it rests on.
-
-    `values` are the measured numbers by seed. They are left out, with the interval, when a control failed: such
-    numbers mean nothing. `p_value` is of the t test that belongs to the rule and `p_holm` the same after
-    Holm's correction over the sub-claims of the claim; neither decides. `seeds_needed`: paired seeds that would
-    put the interval on this side of the border with 90 % chance, were the true mean the one seen here.
-    """
-
-    subclaim: SubClaim
-    verdict: Verdict
-    reason: str
-    controls: tuple[ControlResult, ...]
-    values: Mapping[int, float]
-    interval: Interval | None = None
-    p_value: float | None = None
-    p_holm: float | None = None
-    seeds_needed: int | None = None
-
-
-@dataclass(frozen=True)
-class ArmRow:
-    """An arm at the end of training: its metric by finished seed, out of `runs` runs."""
-
-    arm: str
-    values: Mapping[int, float]
-    interval: Interval | None
-    runs: int
-    diverged: int
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What a claim's runs say; `attnlab.outcomes` prints and stores it."""
-
-    claim: Claim
-    judgements: tuple[Judgement, ...]
-    controls: tuple[ControlResult, ...]
-    arms: tuple[ArmRow, ...]
-    references: Mapping[str, float]
-    diverged: tuple[str, ...]
+        return judging.judge(self, results)
 
 
 def below_reference(
@@ -206,77 +190,7 @@ def below_reference(
     return check
 
 
-def _check(control: Control, results: Results) -> ControlResult:
-    empty = [arm for arm in control.arms if not results.complete((arm,))]
-    if empty:
-        passed, measured = False, f"no finished run of {', '.join(empty)}"
-    else:
-        passed, measured = control.check(results)
-    return ControlResult(control.id, control.statement, passed, measured)
-
-
-def _judge(
-    subclaim: SubClaim, claim: Claim, results: Results, checked: Mapping[str, ControlResult]
-) -> Judgement:
-    controls = tuple(checked[name] for name in subclaim.controls)
-    arms = [*subclaim.arms]
-    for control in claim.controls:
-        if control.id in subclaim.controls:
-            arms += [arm for arm in control.arms if arm not in arms]
-    if len(results.seeds(arms)) < 2:
-        raise ValueError(
-            f"seeds: a verdict on {subclaim.id} needs at least 2, got {len(results.seeds(arms))}"
-        )
-    troubles = [f"control {c.id} failed: {c.measured}" for c in controls if not c.passed]
-    failed = bool(troubles)
-    troubles += results.gaps(arms)
-    if failed or len(results.complete(arms)) < 2:
-        return Judgement(subclaim, Verdict.INVALID, "; ".join(troubles), controls, {})
-    values = dict(subclaim.measure(results))
-    values_S = np.array(list(values.values()))
-    interval = statistics.mean_interval(values_S)
-    if troubles:
-        return Judgement(subclaim, Verdict.INVALID, "; ".join(troubles), controls, values, interval)
-    verdict = subclaim.rule.decide(interval)
-    needed = _seeds_needed(subclaim.rule, values_S)
-    return Judgement(
-        subclaim=subclaim,
-        verdict=verdict,
-        reason=_reason(verdict, subclaim.rule, needed),
-        controls=controls,
-        values=values,
-        interval=interval,
-        p_value=subclaim.rule.p_value(values_S),
-        seeds_needed=needed,
-    )
-
-
-def _seeds_needed(rule: Rule, values_S: np.ndarray) -> int | None:
-    mean, sd = float(np.mean(values_S)), float(np.std(values_S, ddof=1))
-    distance = abs(mean - rule.border(mean))
-    return statistics.seeds_needed(sd, distance) if sd > 0 and distance > 0 else None
-
-
-def _reason(verdict: Verdict, rule: Rule, needed: int | None) -> str:
-    if verdict is Verdict.REPRODUCED:
-        return f"the interval lies wholly {rule}"
-    if verdict is Verdict.NOT_REPRODUCED:
-        return f"no part of the interval lies {rule}"
-    straddles = f"part of the interval lies {rule}, part does not"
-    if needed is None:
-        return straddles
-    seeds = f"about {needed}" if needed <= 1000 else "more than 1000"
-    return f"{straddles}; if the mean seen here is true, {seeds} seeds would settle it"
-
-
-def _arm_row(metric: str, arm: str, results: Results) -> ArmRow:
-    runs, values = results.runs(arm), results.final(metric, arm)
-    interval = statistics.mean_interval(list(values.values())) if len(values) >= 2 else None
-    diverged = sum(run.status == DIVERGED for run in runs.values())
-    return ArmRow(arm, values, interval, runs=len(runs), diverged=diverged)
-
-
-def _all_known(field: str, names: tuple[str, ...], allowed: list[str]) -> None:
+def _all_known(field: str, names: Iterable[str], allowed: Iterable[str]) -> None:
     for name in names:
         if name not in allowed:
             raise ValueError(f"{field}: got {name!r}; allowed: {', '.join(allowed) or 'none'}")

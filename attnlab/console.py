@@ -12,7 +12,8 @@ from rich.progress import Progress as Bars
 from rich.table import Table
 
 from attnlab import costs, outcomes
-from attnlab.claims import Claim, Outcome
+from attnlab.claims import Claim
+from attnlab.judging import Outcome
 from attnlab.plan import Group
 from attnlab.population import GroupReport, Progress
 
@@ -71,7 +72,7 @@ def _plan_row(group: Group) -> list[str]:
         f"{members * costs.state_bytes(arch) / 1e6:.1f}",
         f"{tokens:,}",
         f"layers {arch.layers} width {arch.width} heads {arch.heads} T {arch.context} "
-        f"batch {budget.batch_size} families {families} corpus {budget.corpus}",
+        f"batch {budget.batch_size} families {families} attention {group.attention} corpus {budget.corpus}",
     ]
 
 

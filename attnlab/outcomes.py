@@ -3,13 +3,15 @@
 import json
 import math
 import os
+from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from attnlab.claims import Judgement, Outcome
+from attnlab.judging import FAMILY_LEVEL, POWER, Judgement, Outcome
 from attnlab.statistics import Interval
 
-FORMAT = 1  # of verdict.json; raised when a key changes its meaning or goes away
+FORMAT = 2  # of verdict.json; raised when a key changes its meaning or goes away
 ARM_COLUMNS = ("arm", "mean, nats", "95 % CI", "min to max", "perplexity", "seeds")
 
 
@@ -42,8 +44,24 @@ def verdict_lines(outcome: Outcome) -> list[str]:
         lines.append(f"   {judgement.reason}")
         if judgement.interval is not None:
             lines.append(f"   {_measured(judgement, judgement.interval)}")
+        if (power := power_statement(judgement)) is not None:
+            lines.append(f"   {power}")
+    lines += [f"{part.id} not asked: {part.statement}" for part in outcome.not_asked]
     lines += [f"diverged: {run}" for run in outcome.diverged]
     return lines
+
+
+def power_statement(judgement: Judgement) -> str | None:
+    """How many paired seeds this effect would have needed, and what this many could have seen; None without a test."""
+    if judgement.interval is None or judgement.seeds_needed is None or judgement.detectable is None:
+        return None
+    seeds, unit = judgement.seeds_needed, judgement.subclaim.unit
+    needed = f"{seeds} paired seeds" if seeds <= 1000 else "more than 1000 paired seeds"
+    return (
+        f"to settle this effect with {POWER:.0%} chance takes {needed}; {judgement.interval.n} seeds settle a mean "
+        f"that lies {judgement.detectable:.3f} {unit}".rstrip()
+        + " or more from the border"
+    )
 
 
 def _measured(judgement: Judgement, interval: Interval) -> str:
@@ -56,7 +74,8 @@ def _measured(judgement: Judgement, interval: Interval) -> str:
     if subclaim.unit == "nats":
         text += f"; as a ratio of perplexities {math.exp(interval.mean):.2f}"
     if judgement.p_holm is not None:
-        text += f"; p = {judgement.p_value:.2g}, Holm {judgement.p_holm:.2g}"
+        holds = "holds" if judgement.survives_holm else "does not hold"
+        text += f"; p = {judgement.p_value:.2g}, Holm {judgement.p_holm:.2g}: {holds} at {FAMILY_LEVEL:g}"
     return text
 
 
@@ -69,8 +88,41 @@ def as_dict(outcome: Outcome) -> dict[str, Any]:
         "statement": claim.statement,
         "source": claim.source,
         "metric": claim.metric,
+        "verdict": str(outcome.verdict),
+        "rests_on": list(claim.headline),
         "verdicts": {j.subclaim.id: str(j.verdict) for j in outcome.judgements},
         "judgements": [_judgement(j) for j in outcome.judgements],
+        "not_asked": [part.id for part in outcome.not_asked],
+        "gaps": [
+            {
+                "label": row.gap.label,
+                "arm": row.gap.arm,
+                "reference": row.gap.reference,
+                "values": _by_seed(row.values),
+                "interval": _interval(row.interval),
+                "published": [asdict(number) for number in row.gap.published],
+            }
+            for row in outcome.gaps
+        ],
+        "trends": [
+            {
+                "title": row.trend.title,
+                "knob": row.trend.knob,
+                "points": [{"at": at, "values": _by_seed(v)} for at, v in row.points.items()],
+            }
+            for row in outcome.trends
+        ],
+        "nulls": {
+            arm: {
+                "sd": null.noise.sd,
+                "sd_low": null.noise.low,
+                "sd_high": null.noise.high,
+                "largest": null.largest,
+                "differences": list(null.differences),
+                "interval": _interval(null.interval),
+            }
+            for arm, null in outcome.nulls.items()
+        },
         "controls": [
             {"id": c.id, "statement": c.statement, "passed": c.passed, "measured": c.measured}
             for c in outcome.controls
@@ -79,7 +131,7 @@ def as_dict(outcome: Outcome) -> dict[str, Any]:
             {
                 "arm": a.arm,
                 "overrides": dict(claim.arms[a.arm]),
-                "values": {str(seed): value for seed, value in a.values.items()},
+                "values": _by_seed(a.values),
                 "interval": _interval(a.interval),
                 "runs": a.runs,
                 "diverged": a.diverged,
@@ -118,13 +170,20 @@ def _judgement(judgement: Judgement) -> dict[str, Any]:
         "high": high if math.isfinite(high) else None,
         "verdict": str(judgement.verdict),
         "reason": judgement.reason,
-        "values": {str(seed): value for seed, value in judgement.values.items()},
+        "values": _by_seed(judgement.values),
         "interval": _interval(judgement.interval),
         "p_value": judgement.p_value,
         "p_holm": judgement.p_holm,
+        "survives_holm": judgement.survives_holm,
         "seeds_needed": judgement.seeds_needed,
+        "detectable": judgement.detectable,
+        "published": [asdict(number) for number in subclaim.published],
         "controls": [control.id for control in judgement.controls],
     }
+
+
+def _by_seed(values: Mapping[int, float]) -> dict[str, float]:
+    return {str(seed): value for seed, value in values.items()}
 
 
 def _interval(interval: Interval | None) -> dict[str, Any] | None:

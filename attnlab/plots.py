@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import EngFormatter, FixedLocator, MaxNLocator
 
-from attnlab.claims import Judgement
+from attnlab.judging import Judgement
 from attnlab.results import DIVERGED, Results
 from attnlab.rules import Rule, Verdict
 

@@ -5,13 +5,16 @@ or has not ended is never dropped in silence: `Results.gaps` says which are miss
 """
 
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
 FINISHED = "finished"
 DIVERGED = "diverged"
+
+T = TypeVar("T")
 
 
 class Run(Protocol):
@@ -19,7 +22,8 @@ class Run(Protocol):
 
     `history` holds columns of equal length, among them "step" (updates done) and "tokens"; a column that has no
     value in a row is nan there. `status` is "finished", "diverged", or any word for a run that has not ended.
-    `summary` may hold "diverged_at", a step, and "references", numbers of the corpus.
+    `summary` may hold "diverged_at", a step, and "references", numbers of the corpus. `path` is the run's
+    directory, where `attnlab.measurements` finds what was measured on the trained member.
     """
 
     @property
@@ -32,6 +36,8 @@ class Run(Protocol):
     def summary(self) -> Mapping[str, Any]: ...
     @property
     def status(self) -> str: ...
+    @property
+    def path(self) -> Path: ...
 
 
 def arm_of(config: Mapping[str, Any]) -> str:
@@ -42,6 +48,17 @@ def arm_of(config: Mapping[str, Any]) -> str:
 def seed_of(config: Mapping[str, Any]) -> int:
     """The replication a run belongs to: the seed of its parameters."""
     return int(config["seed"]["init"])
+
+
+def flat(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A nested configuration by dotted keys: `{"model": {"width": 64}}` gives `{"model.width": 64}`."""
+    found: dict[str, Any] = {}
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            found |= {f"{key}.{inner}": x for inner, x in flat(value).items()}
+        else:
+            found[key] = value
+    return found
 
 
 class Results:
@@ -91,26 +108,52 @@ class Results:
         return tuple(
             seed
             for seed in self.seeds(arms)
-            if all(_fate(self.runs(arm).get(seed)) == FINISHED for arm in arms)
+            if all(fate(self.runs(arm).get(seed)) == FINISHED for arm in arms)
         )
 
     def gaps(self, arms: Sequence[str]) -> tuple[str, ...]:
         """One phrase for each seed and arm without a finished run; empty when the comparison is complete."""
         return tuple(
-            f"{arm} seed {seed} {fate}"
+            f"{arm} seed {seed} {end}"
             for arm in arms
             for seed in self.seeds(arms)
-            if (fate := _fate(self.runs(arm).get(seed))) != FINISHED
+            if (end := fate(self.runs(arm).get(seed))) != FINISHED
         )
 
     def diverged(self) -> tuple[str, ...]:
         """One phrase for each diverged run of any arm."""
         return tuple(
-            f"{arm} seed {seed} {_fate(run)}"
+            f"{arm} seed {seed} {fate(run)}"
             for arm in self.arms
             for seed, run in self.runs(arm).items()
             if run.status == DIVERGED
         )
+
+    def unfinished(self) -> tuple[str, ...]:
+        """One phrase for each run of any arm that neither finished nor diverged."""
+        return tuple(
+            f"{arm} seed {seed} {fate(run)}"
+            for arm in self.arms
+            for seed, run in self.runs(arm).items()
+            if run.status not in (FINISHED, DIVERGED)
+        )
+
+    def measured(self, read: Callable[[Run], T | None], arm: str) -> dict[int, T]:
+        """By seed, what `read` finds of a run (see `attnlab.measurements`); runs of which it finds None are left out.
+
+        Raises:
+          ValueError: unknown arm, or a file that `read` refuses.
+        """
+        found = {seed: read(run) for seed, run in self.runs(arm).items()}
+        return {seed: value for seed, value in found.items() if value is not None}
+
+    def config(self, arm: str) -> dict[str, Any]:
+        """The flat configuration of an arm's first run: `{"model.width": 64, ...}`.
+
+        Raises:
+          ValueError: unknown arm.
+        """
+        return flat(next(iter(self.runs(arm).values())).config)
 
     def reference(self, name: str) -> float:
         """A number of the corpus, nats per token of the validation text.
@@ -168,7 +211,8 @@ class Results:
         return tokens_T, values_ST
 
 
-def _fate(run: Run | None) -> str:
+def fate(run: Run | None) -> str:
+    """What became of a run, in words: "finished", "diverged at step 120", "is interrupted after step 40"."""
     if run is None:
         return "has no run"
     if run.status == FINISHED:
@@ -184,7 +228,8 @@ def _series(run: Run, metric: str) -> tuple[np.ndarray, np.ndarray]:
     """Tokens and values of the rows that have the metric."""
     values = np.asarray(run.history.get(metric, ()), dtype=np.float64)
     present = ~np.isnan(values)
-    return np.asarray(run.history["tokens"])[: len(values)][present], values[present]
+    tokens = np.asarray(run.history.get("tokens", ()))
+    return tokens[: len(values)][present], values[present]
 
 
 def _last(run: Run, metric: str) -> tuple[int, float]:

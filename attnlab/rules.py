@@ -1,6 +1,7 @@
 """When is a number on the claimed side? The four verdicts, and the region that decides between three of them."""
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -17,6 +18,21 @@ class Verdict(StrEnum):
     NOT_REPRODUCED = "NOT REPRODUCED"
     INCONCLUSIVE = "INCONCLUSIVE"
     INVALID = "INVALID"
+
+
+def conjunction(verdicts: Iterable[Verdict]) -> Verdict:
+    """The verdict on "all of these": one part refuted refutes it, one part without an answer leaves it without one.
+
+    Raises:
+      ValueError: no verdict.
+    """
+    found = set(verdicts)
+    if not found:
+        raise ValueError("verdicts: need at least one")
+    for decisive in (Verdict.NOT_REPRODUCED, Verdict.INVALID, Verdict.INCONCLUSIVE):
+        if decisive in found:
+            return decisive
+    return Verdict.REPRODUCED
 
 
 @dataclass(frozen=True)
@@ -65,6 +81,27 @@ def above(threshold: float) -> Rule:
 def below(threshold: float) -> Rule:
     """The mean is below `threshold`."""
     return Rule(-math.inf, threshold)
+
+
+def between(low: float, high: float) -> Rule:
+    """The mean lies strictly between two finite borders.
+
+    Raises:
+      ValueError: a border that is not finite, or low not below high.
+    """
+    if not -math.inf < low < high < math.inf:
+        raise ValueError(f"low, high: must be finite and in order, got {low} and {high}")
+    return Rule(low, high)
+
+
+def positive() -> Rule:
+    """Only the sign is claimed: the mean is above 0."""
+    return above(0.0)
+
+
+def negative() -> Rule:
+    """Only the sign is claimed: the mean is below 0."""
+    return below(0.0)
 
 
 def equivalent(delta: float) -> Rule:

@@ -47,8 +47,7 @@ def mean_interval(
       ValueError: fewer than 2 values, a value that is not finite, or a level outside (0, 1).
     """
     values_S = _per_seed("differences", differences)
-    if not 0.0 < level < 1.0:
-        raise ValueError(f"level: must lie strictly between 0 and 1, got {level}")
+    _inside("level", level)
     n, mean = len(values_S), float(np.mean(values_S))
     if _all_equal(values_S):
         return Interval(mean, mean, mean, level, "all values equal", n)
@@ -160,9 +159,9 @@ def power(n: int, sd: float, delta: float, *, level: float = 0.95) -> float:
     _positive("delta", delta)
     critical = scipy.stats.t.ppf((1 + level) / 2, n - 1)
     shift = delta / sd * math.sqrt(n)
-    return float(
-        scipy.stats.nct.sf(critical, n - 1, shift) + scipy.stats.nct.cdf(-critical, n - 1, shift)
-    )
+    # Beyond 8 standard errors the far tail is below 1e-15, and scipy's series for it ends in nan.
+    far = scipy.stats.nct.cdf(-critical, n - 1, shift) if shift < 8.0 else 0.0
+    return float(scipy.stats.nct.sf(critical, n - 1, shift) + far)
 
 
 def seeds_needed(sd: float, delta: float, *, chance: float = 0.9, level: float = 0.95) -> int:
@@ -176,8 +175,7 @@ def seeds_needed(sd: float, delta: float, *, chance: float = 0.9, level: float =
     """
     _positive("sd", sd)
     _positive("delta", delta)
-    if not 0.0 < chance < 1.0:
-        raise ValueError(f"chance: must lie strictly between 0 and 1, got {chance}")
+    _inside("chance", chance)
     z = scipy.stats.norm.ppf((1 + level) / 2) + scipy.stats.norm.ppf(chance)
     # The normal approximation never asks for more than the t test does, so the search starts there.
     n = max(2, math.floor((z * sd / delta) ** 2))
@@ -186,6 +184,29 @@ def seeds_needed(sd: float, delta: float, *, chance: float = 0.9, level: float =
     while power(n, sd, delta, level=level) < chance:
         n += 1
     return n
+
+
+def smallest_difference(n: int, sd: float, *, chance: float = 0.8, level: float = 0.95) -> float:
+    """The true mean difference that `n` paired seeds show with this chance, in the unit of `sd`.
+
+    What an experiment could have seen: a difference smaller than this may exist and still not appear.
+
+    Raises:
+      ValueError: n < 2, sd not positive, or chance outside (0, 1).
+    """
+    _positive("sd", sd)
+    _inside("chance", chance)
+    upper = sd
+    while power(n, sd, upper, level=level) < chance:
+        upper *= 2.0
+    # As the difference vanishes the power falls to 1 - level, which may already be chance enough.
+    if power(n, sd, 1e-9 * sd, level=level) >= chance:
+        return 0.0
+    return float(
+        scipy.optimize.brentq(
+            lambda delta: power(n, sd, delta, level=level) - chance, 1e-9 * sd, upper, rtol=1e-9
+        )
+    )
 
 
 @dataclass(frozen=True)
@@ -220,6 +241,41 @@ def aa_noise(values: ArrayLike, *, level: float = 0.95) -> Noise:
     return Noise(sd, low, high, n)
 
 
+@dataclass(frozen=True)
+class Null:
+    """An arm against itself: what a comparison shows where there is nothing to show.
+
+    `largest` is the largest difference between two seeds. `differences` are those of disjoint pairs of seeds (first
+    minus second, third minus fourth, ...), and `interval` is of their mean, None below two pairs.
+    """
+
+    noise: Noise
+    largest: float
+    differences: tuple[float, ...]
+    interval: Interval | None
+
+    @property
+    def holds(self) -> bool | None:
+        """Whether the interval contains 0, as it must 19 times in 20; None where there is no interval."""
+        return None if self.interval is None else self.interval.low <= 0.0 <= self.interval.high
+
+
+def aa_null(values: ArrayLike) -> Null:
+    """The A/A comparison of ONE arm, from its value in each seed.
+
+    The pairs are disjoint, so that the differences are independent; the order is that of the seeds, fixed
+    before the runs.
+
+    Raises:
+      ValueError: fewer than 2 values, or a value that is not finite.
+    """
+    values_S = _per_seed("values", values)
+    even = len(values_S) // 2 * 2
+    pairs = values_S[0:even:2] - values_S[1:even:2]
+    interval = mean_interval(pairs) if len(pairs) >= 2 else None
+    return Null(aa_noise(values_S), float(np.ptp(values_S)), tuple(pairs.tolist()), interval)
+
+
 def _per_seed(name: str, values: ArrayLike) -> np.ndarray:
     values_S = np.asarray(values, dtype=np.float64)
     if values_S.ndim != 1 or len(values_S) < 2:
@@ -239,3 +295,8 @@ def _all_equal(values_S: np.ndarray) -> bool:
 def _positive(name: str, value: float) -> None:
     if not (value > 0 and math.isfinite(value)):
         raise ValueError(f"{name}: must be positive and finite, got {value}")
+
+
+def _inside(name: str, value: float) -> None:
+    if not 0.0 < value < 1.0:
+        raise ValueError(f"{name}: must lie strictly between 0 and 1, got {value}")

@@ -1,6 +1,7 @@
 """Runs as they are read back from disk, made by hand: what claims and plots are tested on."""
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ class FakeRun:
     history: dict[str, np.ndarray]
     summary: dict[str, Any] = field(default_factory=dict)
     status: str = "finished"
+    path: Path = Path("nowhere")
 
 
 def fake_run(

@@ -8,9 +8,10 @@ import pytest
 from fake_runs import fake_run, runs_ending_at
 
 from attnlab import claims
-from attnlab.claims import Claim, Control, SubClaim, below_reference
+from attnlab.claims import Claim, Control, Gap, Published, SubClaim, Trend, below_reference
 from attnlab.results import Results
 from attnlab.rules import Verdict, above, below, equivalent
+from attnlab.statistics import power
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 
@@ -88,8 +89,8 @@ def test_verdict_follows_the_interval_of_paired_differences(rule, verdict):
 
 def test_inconclusive_says_how_many_seeds_would_settle_it():
     judgement = judge_one(above(0.68), runs_ending_at(FINALS))
-    assert judgement.seeds_needed == 68  # sd 0.05 at a distance of 0.02: (3.24 * 2.5)^2 + 2
-    assert "about 68 seeds" in judgement.reason
+    assert judgement.seeds_needed == 52  # sd 0.05 at a distance of 0.02: (2.80 * 2.5)^2 + 2
+    assert "about 52 seeds would settle it with 80% chance" in judgement.reason
 
 
 def test_mean_on_the_border_asks_for_no_absurd_number_of_seeds():
@@ -163,10 +164,72 @@ def test_one_seed_is_refused():
         judge_one(above(0.5), runs_ending_at({arm: v[:1] for arm, v in FINALS.items()}))
 
 
-def test_arm_without_runs_is_refused():
-    runs = [r for r in runs_ending_at(FINALS) if not r.id.startswith("other")]
-    with pytest.raises(ValueError, match="no run of 'other'"):
-        judge_one(above(0.5), runs)
+def without(arm: str) -> list:
+    return [r for r in runs_ending_at(FINALS) if not r.id.startswith(arm)]
+
+
+def test_arms_that_no_subclaim_needs_may_be_left_out_of_a_sweep():
+    outcome = make_claim(above(0.5)).judge(Results(without("other")))
+    assert outcome.verdict is Verdict.REPRODUCED
+    assert [row.arm for row in outcome.arms] == ["treated", "plain"]
+    assert [control.id for control in outcome.controls] == ["plain-learns"]
+
+
+def test_subclaim_whose_arms_the_sweep_lacks_is_not_asked_and_said_so():
+    claim = make_claim(above(0.5), above(0.5))
+    last = replace(claim.subclaims[1], controls=("other-learns",))
+    outcome = replace(claim, subclaims=(claim.subclaims[0], last)).judge(Results(without("other")))
+    assert [j.subclaim.id for j in outcome.judgements] == ["S0"]
+    assert outcome.not_asked == (last,)
+    assert outcome.judgements[0].p_holm == outcome.judgements[0].p_value, "a family of one"
+    assert outcome.verdict is Verdict.INVALID, "the statement rests on both"
+
+
+def test_sweep_about_something_else_is_refused():
+    with pytest.raises(
+        ValueError, match=r"no sub-claim of toy can be asked of a sweep with x; .*treated"
+    ):
+        make_claim(above(0.5)).judge(Results(runs_ending_at({"x": [1.0, 2.0]})))
+
+
+def test_statement_rests_on_the_subclaims_named_beforehand():
+    claim = make_claim(above(0.5), above(1.0))
+    results = Results(runs_ending_at(FINALS))
+    assert claim.judge(results).verdict is Verdict.NOT_REPRODUCED
+    assert replace(claim, rests_on=("S0",)).judge(results).verdict is Verdict.REPRODUCED
+
+
+def test_holm_decides_at_the_level_of_the_interval():
+    # One sub-claim alone holds; nineteen hopeless ones beside it take the correction beyond 2.5 %.
+    results = Results(runs_ending_at(FINALS))
+    alone = make_claim(above(0.5)).judge(results).judgements[0]
+    family = make_claim(above(0.5), *[above(9.0)] * 19).judge(results).judgements[0]
+    assert alone.verdict is family.verdict is Verdict.REPRODUCED
+    assert (alone.survives_holm, family.survives_holm) == (True, False)
+
+
+def test_gaps_and_trends_are_paired_by_seed():
+    gap = Gap("cost", "treated", "plain", (Published(0.005, "nats", "1B", "a paper"),))
+    trend = Trend("cost by x", "x", {2: ("other", "plain"), 1: ("treated", "plain")})
+    claim = replace(make_claim(above(0.5)), gaps=(gap,), trends=(trend,))
+    outcome = claim.judge(Results(runs_ending_at(FINALS)))
+    assert outcome.gaps[0].values == pytest.approx({0: 0.7, 1: 0.65, 2: 0.75})
+    assert outcome.gaps[0].interval.mean == pytest.approx(0.7)
+    assert list(outcome.trends[0].points) == [1, 2], "in order of the knob"
+    assert outcome.trends[0].points[2] == pytest.approx({0: 0.1, 1: 0.0, 2: 0.15})
+
+
+def test_every_arm_is_compared_with_itself():
+    outcome = make_claim(above(0.5)).judge(Results(runs_ending_at(FINALS)))
+    assert set(outcome.nulls) == {"treated", "plain", "other"}
+    assert outcome.nulls["plain"].largest == pytest.approx(0.1)
+
+
+def test_power_is_stated_for_the_distance_to_the_border():
+    judgement = judge_one(above(0.5), runs_ending_at(FINALS))
+    # sd 0.05: 3 seeds see what lies `detectable` away, and 0.2 away needs as many seeds as power says.
+    assert power(3, 0.05, judgement.detectable) == pytest.approx(0.8, abs=1e-6)
+    assert power(judgement.seeds_needed, 0.05, 0.2) >= 0.8
 
 
 def test_holm_counts_every_subclaim_even_an_invalid_one():
@@ -193,6 +256,19 @@ def test_claim_that_names_what_it_does_not_have_is_refused(change, message):
     claim = make_claim(above(0.5))
     with pytest.raises(ValueError, match=message):
         replace(claim, subclaims=(replace(claim.subclaims[0], **change),))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"rests_on": ("S9",)}, "rests_on: got 'S9'; allowed: S0"),
+        ({"gaps": (Gap("g", "treated", "typo"),)}, r"gaps\['g'\]: got 'typo'"),
+        ({"trends": (Trend("t", "x", {1: ("typo", "plain")}),)}, r"trends\['t'\]: got 'typo'"),
+    ],
+)
+def test_claim_that_rests_on_or_draws_what_it_does_not_have_is_refused(change, message):
+    with pytest.raises(ValueError, match=message):
+        replace(make_claim(above(0.5)), **change)
 
 
 def test_every_listed_experiment_exists_and_a_typo_is_answered():

@@ -126,3 +126,27 @@ def test_nothing_to_judge_is_refused():
 def test_arm_without_a_label_is_named_by_what_defines_it():
     config = {"arm": "", "mask": "causal", "objective": "next_token", "positions": "none"}
     assert results_lib.arm_of(config) == "causal next_token none"
+
+
+def test_run_without_a_row_has_a_curve_of_its_own_and_breaks_no_other():
+    empty = FakeRun("a-s1", fake_run("a", 1, []).config, {"step": np.array([])}, status="waiting")
+    tokens_T, values_ST = Results([fake_run("a", 0, [3.0, 2.0]), empty]).curve("val/loss", "a")
+    np.testing.assert_array_equal(tokens_T, [2000, 4000])
+    np.testing.assert_array_equal(values_ST, [[3.0, 2.0], [np.nan, np.nan]])
+
+
+def test_runs_that_did_not_end_are_listed_apart_from_diverged_ones():
+    runs = [
+        fake_run("a", 0, [3.0]),
+        fake_run("a", 1, [3.0], status="diverged"),
+        fake_run("a", 2, [3.0], status="interrupted"),
+    ]
+    assert Results(runs).unfinished() == ("a seed 2 is interrupted after step 2",)
+
+
+def test_configuration_of_an_arm_is_flat():
+    assert Results([fake_run("a", 3, [1.0])]).config("a") == {
+        "arm": "a",
+        "seed.init": 3,
+        "seed.data": 3,
+    }

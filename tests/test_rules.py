@@ -4,7 +4,16 @@ import numpy as np
 import pytest
 
 from attnlab import statistics
-from attnlab.rules import Verdict, above, below, equivalent
+from attnlab.rules import (
+    Verdict,
+    above,
+    below,
+    between,
+    conjunction,
+    equivalent,
+    negative,
+    positive,
+)
 from attnlab.statistics import Interval
 
 
@@ -60,3 +69,32 @@ def test_rule_reads_as_words():
 def test_equivalence_without_a_margin_is_refused(delta):
     with pytest.raises(ValueError, match="delta"):
         equivalent(delta)
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "together"),
+    [
+        (["REPRODUCED", "REPRODUCED"], "REPRODUCED"),
+        (["REPRODUCED", "INCONCLUSIVE"], "INCONCLUSIVE"),
+        (["INCONCLUSIVE", "INVALID"], "INVALID"),
+        (["INVALID", "NOT REPRODUCED", "REPRODUCED"], "NOT REPRODUCED"),
+    ],
+)
+def test_one_refuted_part_refutes_the_whole_and_one_unanswered_part_leaves_it_open(
+    verdicts, together
+):
+    assert conjunction(Verdict(v) for v in verdicts) is Verdict(together)
+
+
+def test_conjunction_of_nothing_is_refused():
+    with pytest.raises(ValueError, match="verdicts"):
+        conjunction([])
+
+
+def test_sign_rules_look_at_zero_and_between_at_both_borders():
+    assert (str(positive()), str(negative())) == ("above 0", "below 0")
+    assert str(between(0.95, 1.05)) == "between 0.95 and 1.05"
+    with pytest.raises(ValueError, match=r"low, high.*1\.05 and 0\.95"):
+        between(1.05, 0.95)
+    with pytest.raises(ValueError, match="finite"):
+        between(0.0, float("inf"))
