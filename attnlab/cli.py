@@ -228,6 +228,8 @@ def _open_session(plan: Any, args: argparse.Namespace) -> Any:
         checkpoint_steps=args.checkpoint_steps,
         checkpoint_minutes=args.checkpoint_minutes,
         keep=args.keep,
+        keep_every=args.keep_every,
+        debug_nans=args.debug_nans,
     )
     return sweeps.open_session(plan, settings)
 

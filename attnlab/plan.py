@@ -14,6 +14,7 @@ import jax
 
 from attnlab import knobs as knobs_lib
 from attnlab import objectives
+from attnlab.attention import choose_impl
 from attnlab.data.corpora import Corpus
 from attnlab.knobs import Architecture, Budget, Knobs
 from attnlab.masks import Mask
@@ -61,6 +62,12 @@ class Group:
         """Ten hex digits that say which members train together; the name of their checkpoints."""
         names = "\n".join(m.id for m in self.members)
         return hashlib.sha256(names.encode()).hexdigest()[:10]
+
+    @property
+    def attention(self) -> str:
+        """The implementation of attention in this group's program: what "auto" means here."""
+        arch = self.task.architecture
+        return choose_impl(arch.context, arch.context, impl=arch.attention)
 
     @property
     def steps(self) -> int:

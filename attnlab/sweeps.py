@@ -177,7 +177,9 @@ def _train_group(
     session: Session, group: Group, stop: StopFlag, progress: Callable[[Progress], None]
 ) -> GroupReport:
     directory, corpus = session.directory, group.corpus
-    environment = environment_record(current_command(), corpus.record(), device=_device())
+    environment = environment_record(
+        current_command(), corpus.record(), device=_device(), attention=group.attention
+    )
     resume.record(directory.path, group)
     members = _records(group.members)
     with (

@@ -2,13 +2,14 @@
 
 import json
 import signal
+from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
 import pytest
 from cli_runner import Cli
 
-from attnlab import cli
+from attnlab import cli, sweeps
 from attnlab.tracking import read_runs
 
 # The smallest sweep of the flagship: all five arms, one program.
@@ -44,6 +45,22 @@ def refused(capsys, *words: str) -> str:
     assert code == 2
     assert output.out == ""
     return output.err.strip().splitlines()[-1]
+
+
+def test_every_run_flag_reaches_the_run(monkeypatch, tmp_path):
+    opened = []
+    monkeypatch.setattr(sweeps, "open_session", lambda _, settings: opened.append(settings))
+    words = (
+        f"train --config configs/base.py --workdir {tmp_path} --wandb offline --resume --checkpoint-steps 3 "
+        "--checkpoint-minutes 4 --keep 5 --keep-every 6 --debug-nans"
+    )
+    args, _ = cli._parse(words.split())
+    cli._open_session(None, args)
+    want = sweeps.Settings(tmp_path, "offline", True, 3, 4.0, 5, 6, True)
+    assert opened == [want]
+    defaults = sweeps.Settings(tmp_path / "other")
+    same = [f.name for f in fields(want) if getattr(want, f.name) == getattr(defaults, f.name)]
+    assert not same, "a setting that this test would not notice missing"
 
 
 @pytest.mark.parametrize(

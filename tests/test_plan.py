@@ -45,6 +45,17 @@ def test_members_that_differ_in_shape_form_groups_in_order_of_appearance():
     assert [[m.config["seed"]["init"] for m in g.members] for g in groups] == [[0, 2], [1, 3], [4]]
 
 
+def test_the_plan_names_the_attention_that_auto_stands_for():
+    lengths, asked = (4, 512, 4), ("auto", "auto", "blockwise")
+    groups = tiny.plan(
+        [
+            tiny.config({"model.attention": a}, context=t)
+            for t, a in zip(lengths, asked, strict=True)
+        ]
+    )
+    assert [g.attention for g in groups] == ["dense", "blockwise", "blockwise"]
+
+
 def test_a_member_brings_no_families_into_the_program_of_another_group():
     groups = tiny.plan(
         [tiny.config(positions="alibi"), tiny.config({"model.width": 32}, positions="rope")]

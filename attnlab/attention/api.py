@@ -104,7 +104,7 @@ def attend(
         _check_block(name, block)
     if impl == "auto" and (block_q or block_k):
         impl = "blockwise"
-    name = choose_impl(q_BTNH, k_BSKH, mask, impl=impl)
+    name = choose_impl(q_len, kv_len, impl=impl)
     if name != "blockwise" and (block_q or block_k):
         raise ValueError(f"block_q, block_k: impl={name!r} has no blocks; allowed: None")
     run: Callable[..., tuple[Array, AttentionStats | None]] = dense_attention
@@ -120,14 +120,8 @@ def attend(
     return out_BTNH, statistics
 
 
-def choose_impl(
-    q_BTNH: Array | jax.ShapeDtypeStruct,
-    k_BSKH: Array | jax.ShapeDtypeStruct,
-    mask: Mask,
-    *,
-    impl: str = "auto",
-) -> str:
-    """The implementation that `attend` uses for arrays of these shapes; a run record prints it.
+def choose_impl(q_len: int, kv_len: int, *, impl: str = "auto") -> str:
+    """The implementation that `attend` uses for these lengths on this platform; a run record names it.
 
     "auto" is `dense` while all logits together are few enough to be cheap, and `blockwise` beyond; the limit is measured
     on a CPU and a guess elsewhere. A mask is data, so "auto" cannot depend on what it allows, and never picks a fused
@@ -137,9 +131,8 @@ def choose_impl(
         raise ValueError(f"impl: got {impl!r}; allowed: auto, {', '.join(IMPLEMENTATIONS)}")
     if impl != "auto":
         return impl
-    pairs = q_BTNH.shape[1] * k_BSKH.shape[1]
     limit = DENSE_PAIRS.get(jax.default_backend(), DENSE_PAIRS["gpu"])
-    return "dense" if pairs <= limit else "blockwise"
+    return "dense" if q_len * kv_len <= limit else "blockwise"
 
 
 def _check_block(name: str, block: int | None) -> None:

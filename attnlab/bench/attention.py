@@ -10,6 +10,7 @@ import argparse
 import json
 import os
 import platform
+import shutil
 import statistics
 import sys
 import time
@@ -180,3 +181,7 @@ def _check(args: argparse.Namespace) -> None:
         raise ValueError(f"--kv-heads: got {args.kv_heads}; allowed: a divisor of {args.heads}")
     if not args.seconds > 0:
         raise ValueError(f"--seconds: got {args.seconds}; allowed: > 0")
+    if not args.dense_gigabytes >= 0:
+        raise ValueError(f"--dense-gigabytes: got {args.dense_gigabytes}; allowed: >= 0")
+    if shutil.which(args.torch_python) is None:
+        raise ValueError(f"--torch-python: no program {args.torch_python!r}; allowed: a Python")

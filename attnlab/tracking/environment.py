@@ -27,7 +27,11 @@ PACKAGES = (
 
 
 def environment_record(
-    command: Sequence[str] | None, data: Mapping[str, Any], *, device: str | None = None
+    command: Sequence[str] | None,
+    data: Mapping[str, Any],
+    *,
+    device: str | None = None,
+    attention: str | None = None,
 ) -> dict[str, Any]:
     """Return a JSON-ready record of the software, machine kind and command behind a run.
 
@@ -36,6 +40,7 @@ def environment_record(
       data: what identifies the training data, such as its name and SHA-256.
       device: kind and number of accelerators as jax reports them; the caller asks jax, so that
         this module never starts it.
+      attention: the implementation of attention that was used, where the configuration says "auto".
 
     Paths below the home directory are shortened to `~`; the host name is not recorded.
     """
@@ -49,6 +54,7 @@ def environment_record(
         "command": None if command is None else list(command),
         "data": dict(data),
         "device": device,
+        "attention": attention,
         "packages": {name: _version(name) for name in PACKAGES},
         "python": platform.python_version(),
         "platform": {
