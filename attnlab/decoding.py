@@ -99,8 +99,7 @@ def read(
 
 def choose(logits_BV: Array, key: Array, *, temperature: Array | float, top_k: int | None) -> Array:
     """int32 [B]: a draw from softmax(logits / temperature) over the `top_k` largest; the largest at temperature 0."""
-    size = logits_BV.shape[1]
-    best_BK, index_BK = jax.lax.top_k(logits_BV, size if top_k is None else min(top_k, size))
+    best_BK, index_BK = jax.lax.top_k(logits_BV, logits_BV.shape[1] if top_k is None else top_k)
     heat = jnp.asarray(temperature, jnp.float32)
     drawn_B = jax.random.categorical(key, best_BK / jnp.where(heat > 0, heat, 1.0))
     place_B = jnp.where(heat > 0, drawn_B, 0)
@@ -120,8 +119,8 @@ def generate(
     Of a prompt longer than the context its end is read.
 
     Raises:
-      ValueError: what `check_decodable` refuses, an empty prompt or one shorter than the mask's prefix, or a count
-        below 1; before the first token.
+      ValueError: what `check_decodable` refuses, an empty prompt or one shorter than the mask's prefix, a count below
+        1, or a top_k above the vocabulary; before the first token.
     """
     check_decodable(knobs)
     least = max(least_prompt(knobs.mask), 1)
@@ -129,6 +128,10 @@ def generate(
         raise ValueError(f"prompt: {len(prompt)} tokens; allowed: at least {least} with this mask")
     if count < 1:
         raise ValueError(f"count: must be at least 1, got {count}")
+    if choice.top_k is not None and choice.top_k > arch.vocab_size:
+        raise ValueError(
+            f"top_k: got {choice.top_k}; allowed: 1..{arch.vocab_size}, the vocabulary"
+        )
     return _generate(arch, jax.device_put(params), knobs, list(prompt), count, least, choice)
 
 
