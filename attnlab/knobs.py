@@ -18,7 +18,7 @@ from jax import Array
 from attnlab import mask_text, norms, positions
 from attnlab.attention.api import IMPLEMENTATIONS
 from attnlab.masks import Mask
-from attnlab.objectives import Objective
+from attnlab.objectives import ORDERS, Objective
 from attnlab.optimizer import OptimizerKnobs
 
 ACTIVATIONS = ("float32", "bfloat16")
@@ -182,7 +182,7 @@ def check_values(config: Mapping[str, Any]) -> None:
             f"config.model.width: sinusoidal positions need an even width, got {flat['model.width']}"
         )
     parse_logit_scale(flat["model.logit_scale"], head_dim=head_dim, width=flat["model.width"])
-    Objective.parse(flat["objective"])
+    _check_objective(flat)
     _check_mask(flat)
 
 
@@ -217,6 +217,16 @@ def _check_divides(flat: Mapping[str, Any], divisor: str, of: str) -> None:
         raise ValueError(
             f"config.{of}: must be a multiple of {divisor}, got {flat[of]} with {divisor} = {flat[divisor]}"
         )
+
+
+def _check_objective(flat: Mapping[str, Any]) -> None:
+    prefix = int(Objective.parse(flat["objective"]).prefix)
+    if prefix > flat["context"]:
+        raise ValueError(
+            f"config.objective: got {flat['objective']!r}, which leaves no target in a context of {flat['context']}; "
+            f"allowed: a prefix of at most {flat['context']}"
+        )
+    _check_choice("order", flat["order"], ORDERS)
 
 
 def _check_choice(field: str, value: str, allowed: Sequence[str]) -> None:
@@ -301,7 +311,7 @@ def knobs(config: Mapping[str, Any], arch: Architecture) -> Knobs:
     scale = parse_logit_scale(model["logit_scale"], head_dim=arch.head_dim, width=arch.width)
     return Knobs(
         mask=mask_text.parse(config["mask"], config["context"]).canonical(),
-        objective=Objective.parse(config["objective"]),
+        objective=Objective.parse(config["objective"]).on(bos=config["bos"], order=config["order"]),
         model=ModelKnobs(
             positions={f: jnp.float32(f in families) for f in arch.position_families},
             qk_norm={k: jnp.bool_(k == model["qk_norm"]) for k in arch.qk_norms},

@@ -145,5 +145,10 @@ def _refuse_equal(members: Sequence[Member]) -> None:
 
 def _group(members: Sequence[Member], corpus: Corpus) -> Group:
     arch = knobs_lib.union([m.architecture for m in members])
-    task = Task(arch, members[0].budget, mask_id=corpus.vocabulary.mask_id)
+    inputs = objectives.Inputs(
+        corpus.vocabulary.mask_id,
+        corpus.vocabulary.bos_id,
+        shuffles=any(m.config["order"] == "shuffled" for m in members),
+    )
+    task = Task(arch, members[0].budget, inputs)
     return Group(task, corpus, tuple(members))

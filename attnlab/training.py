@@ -45,11 +45,11 @@ class TrainState:
 
 @dataclass(frozen=True)
 class Task:
-    """The static side of one program: what is built, how much of it at once, and the id that hides an input."""
+    """The static side of one program: what is built, how much of it at once, and how batches are made."""
 
     architecture: Architecture
     budget: Budget
-    mask_id: int
+    inputs: objectives.Inputs
 
 
 def init_state(task: Task, knobs: Knobs) -> TrainState:
@@ -80,7 +80,7 @@ def batch_at(task: Task, knobs: Knobs, step: Array, tokens: Array) -> objectives
     # A different stream from the one that draws the windows, made from the same two numbers.
     key = jax.random.fold_in(sampling.batch_key(knobs.seed_data, step), 1)
     return objectives.make_batch(
-        knobs.objective, windows_BW, knobs.mask, key=key, mask_id=task.mask_id
+        knobs.objective, windows_BW, knobs.mask, key=key, inputs=task.inputs
     )
 
 
@@ -221,7 +221,7 @@ def evaluate(
 
     def batch_of(windows_BW: Array, key: Array) -> objectives.Batch:
         return objectives.make_batch(
-            knobs.objective, windows_BW, knobs.mask, key=key, mask_id=task.mask_id
+            knobs.objective, windows_BW, knobs.mask, key=key, inputs=task.inputs
         )
 
     def losses_of(part: objectives.Batch) -> tuple[Array, Array]:

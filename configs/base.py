@@ -26,7 +26,9 @@ def get_config(arg: str = "") -> ConfigDict:
 
     # Who may read whom, what is asked, and how a token knows where it stands.
     c.mask = "causal"  # DATA    text form of attnlab.masks, e.g. "causal & sliding_window(8)"
-    c.objective = "next_token"  # DATA    next_token | next_token(0..2) | masked_lm(rate)
+    c.objective = "next_token"  # DATA    | next_token(0..2) | prefix_lm(length) | masked_lm(rate)
+    c.bos = False  # DATA    every window begins with [BOS]
+    c.order = "natural"  # DATA    of a window's tokens: natural | shuffled | constant
     c.positions = "learned"  # DATA    none | learned | sinusoidal | rope | alibi, joined by +
     c.arm = (
         ""  # label of the group of seeds this member belongs to; empty: made from the three above

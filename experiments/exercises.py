@@ -30,7 +30,7 @@ from attnlab.checks import Check, number
 from attnlab.data import corpora, sampling
 from attnlab.knobs import Architecture, ModelKnobs
 from attnlab.masks import Mask
-from attnlab.objectives import window_length
+from attnlab.objectives import Inputs, window_length
 from configs import base
 from experiments.exact import CHECKS
 
@@ -96,7 +96,9 @@ def break_the_mask(
         arch = knobs.architecture(
             config, vocab_size=corpus.vocabulary.size, input_size=corpus.vocabulary.input_size
         )
-        task = training.Task(arch, knobs.budget(config), corpus.vocabulary.mask_id)
+        vocabulary = corpus.vocabulary
+        inputs = Inputs(vocabulary.mask_id, vocabulary.bos_id)
+        task = training.Task(arch, knobs.budget(config), inputs)
         runs[arm] = _train(task, knobs.knobs(config, arch), tokens, corpus)
     return runs
 

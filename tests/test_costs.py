@@ -8,6 +8,7 @@ import pytest
 
 from attnlab import costs, model, optimizer
 from attnlab.knobs import Architecture, Budget
+from attnlab.objectives import Inputs
 from attnlab.training import Task
 
 ARCH = Architecture(
@@ -51,4 +52,4 @@ def test_flops_of_an_update_by_hand():
     token += 2 * (2 * T * 16)  # q.k and weights.v over all T keys, 4 heads of 4
     token = 2 * token + 2 * D * V  # two layers and the head
     # Backward has two products for each forward one.
-    assert costs.flops_per_update(Task(ARCH, BUDGET, mask_id=17)) == 3 * token * 4 * T
+    assert costs.flops_per_update(Task(ARCH, BUDGET, Inputs(17, 18))) == 3 * token * 4 * T

@@ -1,5 +1,7 @@
 """Objectives by hand: labels shifted twice or a mean of means are silent, and only worked examples find them."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,9 +9,10 @@ import pytest
 import tiny
 
 from attnlab import masks, objectives
-from attnlab.objectives import Batch, Objective
+from attnlab.objectives import Batch, Inputs, Objective
 
-MASK_ID = 99
+MASK_ID, BOS_ID = 99, 98
+INPUTS = Inputs(MASK_ID, BOS_ID, shuffles=True)
 WINDOW_BW = np.array([[5, 6, 7, 8, 9, 10], [20, 21, 22, 23, 24, 25]], np.uint8)
 KEY = jax.random.key(0)
 
@@ -23,7 +26,7 @@ def _quick():
 @jax.jit
 def make(objective, window_BW, key):
     T = window_BW.shape[1] - objectives.MAX_OFFSET
-    return objectives.make_batch(objective, window_BW, masks.causal(T), key=key, mask_id=MASK_ID)
+    return objectives.make_batch(objective, window_BW, masks.causal(T), key=key, inputs=INPUTS)
 
 
 loss = jax.jit(objectives.loss)
@@ -100,14 +103,98 @@ def test_every_objective_runs_in_one_program_on_equal_windows():
     def traced(objective):
         nonlocal traces
         traces += 1
-        return objectives.make_batch(objective, WINDOW_BW, masks.full(4), key=KEY, mask_id=MASK_ID)
+        return objectives.make_batch(objective, WINDOW_BW, masks.full(4), key=KEY, inputs=INPUTS)
 
-    texts = ("next_token", "next_token(0)", "next_token(2)", "masked_lm", "masked_lm(0.5)")
+    texts = (
+        "next_token",
+        "next_token(0)",
+        "next_token(2)",
+        "prefix_lm(2)",
+        "masked_lm",
+        "masked_lm(0.5)",
+    )
+    for order in objectives.ORDERS:
+        traced(Objective.next_token().on(bos=True, order=order))
     for text in texts:
         made = traced(Objective.parse(text))
         seen = np.asarray(made.inputs) != MASK_ID
         np.testing.assert_array_equal(np.asarray(made.inputs)[seen], WINDOW_BW[:, :4][seen])
     assert traces == 1
+
+
+def test_prefix_lm_asks_for_the_last_of_its_prefix_and_what_follows():
+    """prefix_lm(10, 6): the first trained target is t6, predicted at position 5 (Megatron-DeepSpeed#167, #179)."""
+    window_BW = np.arange(12, dtype=np.uint8)[None]
+    made = make(Objective.prefix_lm(6), window_BW, KEY)
+    np.testing.assert_array_equal(made.targets[0], np.arange(1, 11))
+    np.testing.assert_array_equal(made.weights[0], [0, 0, 0, 0, 0, 1, 1, 1, 1, 1])
+    whole, plain = (
+        make(o, window_BW, KEY) for o in (Objective.prefix_lm(1), Objective.next_token())
+    )
+    np.testing.assert_array_equal(whole.weights, plain.weights)
+
+
+@pytest.mark.parametrize(
+    ("objective", "targets", "weights"),
+    [
+        (Objective.next_token(), [5, 6, 7, 8], [1, 1, 1, 1]),
+        (Objective.next_token(2), [6, 7, 8, 9], [1, 1, 1, 1]),
+        (Objective.prefix_lm(2), [5, 6, 7, 8], [0, 1, 1, 1]),
+    ],
+)
+def test_bos_stands_before_the_text_and_is_no_target(objective, targets, weights):
+    made = make(objective.on(bos=True), WINDOW_BW, KEY)
+    np.testing.assert_array_equal(made.inputs[0], [BOS_ID, 5, 6, 7])
+    np.testing.assert_array_equal(made.targets[0], targets)
+    np.testing.assert_array_equal(made.weights[0], weights)
+
+
+def test_masked_lm_never_hides_bos():
+    window_BW = np.full((64, 6), 7, np.uint8)
+    made = make(Objective.masked_lm(0.9).on(bos=True), window_BW, KEY)
+    np.testing.assert_array_equal(made.inputs[:, 0], np.full(64, BOS_ID))
+    np.testing.assert_array_equal(made.weights[:, 0], np.zeros(64))
+    assert float(jnp.mean(made.weights[:, 1:])) > 0.8
+
+
+def test_shuffled_windows_hold_the_same_tokens_in_an_order_of_their_own():
+    window_BW = np.tile(np.arange(34, dtype=np.uint8), (64, 1))
+    objective = Objective.next_token().on(order="shuffled")
+    made = make(objective, window_BW, KEY)
+    again, other = (make(objective, window_BW, jax.random.key(s)) for s in (0, 1))
+    inputs_BT = np.asarray(made.inputs)
+    np.testing.assert_array_equal(made.targets[:, :-1], inputs_BT[:, 1:])
+    assert all(len(set(row)) == 32 for row in inputs_BT.tolist()), "a token came twice"
+    assert len(np.unique(inputs_BT, axis=0)) == 64, "examples share their order"
+    np.testing.assert_array_equal(again.inputs, inputs_BT)
+    assert (np.asarray(other.inputs) != inputs_BT).mean() > 0.9
+    # Every place sees every token alike: 64 examples, mean 16.5, and 5 standard errors are 6.1.
+    assert np.abs(inputs_BT.mean(axis=0) - 16.5).max() < 6.1
+
+
+def test_constant_windows_repeat_their_first_token():
+    made = make(Objective.next_token().on(order="constant"), WINDOW_BW, KEY)
+    np.testing.assert_array_equal(made.inputs, [[5] * 4, [20] * 4])
+    np.testing.assert_array_equal(made.targets, [[5] * 4, [20] * 4])
+
+
+def test_a_program_without_shuffled_members_sorts_nothing():
+    def sorts(shuffles):
+        inputs = Inputs(MASK_ID, BOS_ID, shuffles)
+        f = functools.partial(objectives.make_batch, inputs=inputs)
+        return " sort[" in str(
+            jax.make_jaxpr(f)(Objective.next_token(), WINDOW_BW, masks.causal(4), key=KEY)
+        )
+
+    assert sorts(True)
+    assert not sorts(False)
+
+
+def test_an_unknown_order_is_refused():
+    with pytest.raises(
+        ValueError, match=r"^order: got 'random'; allowed: natural, shuffled, constant$"
+    ):
+        Objective.next_token().on(order="random")
 
 
 def test_a_window_holds_a_target_for_every_offset():
@@ -143,6 +230,8 @@ def test_text_gives_the_objective(text, offset, rate):
         ("next_token(3)", "must be 0..2, got 3"),
         ("masked_lm(0)", "strictly between 0 and 1, got 0"),
         ("masked_lm(1)", "strictly between 0 and 1, got 1"),
+        ("prefix_lm", "prefix_lm(length)"),
+        ("prefix_lm(0)", "at least 1, got 0"),
         ("masked_lm(15)", "strictly between 0 and 1, got 15"),
     ],
 )

@@ -31,7 +31,7 @@ def test_members_that_differ_in_data_only_form_one_group():
     assert [m.config for m in group.members] == configs, "members must keep their order"
     assert group.task.architecture.position_families == ("alibi", "learned")
     assert group.task.architecture.qk_norms == ("l2",)
-    assert group.task.mask_id == 17
+    assert (group.task.inputs.mask_id, group.task.inputs.bos_id) == (17, 18)
     assert group.steps == 16
     assert [m.steps for m in group.members] == [8, 8, 16, 8, 8]
 
@@ -54,6 +54,14 @@ def test_the_plan_names_the_attention_that_auto_stands_for():
         ]
     )
     assert [g.attention for g in groups] == ["dense", "blockwise", "blockwise"]
+
+
+def test_only_a_group_with_a_shuffled_member_pays_for_shuffling():
+    (plain,) = tiny.plan(
+        [tiny.config(bos=b, order=o) for b, o in ((True, "constant"), (False, "natural"))]
+    )
+    (mixed,) = tiny.plan([tiny.config(order=o) for o in ("natural", "shuffled")])
+    assert (plain.task.inputs.shuffles, mixed.task.inputs.shuffles) == (False, True)
 
 
 def test_a_member_brings_no_families_into_the_program_of_another_group():

@@ -15,7 +15,7 @@ from attnlab.data import sampling
 from attnlab.training import NEVER, Task, TrainState
 
 ARCH = knobs_lib.architecture(tiny.config(), vocab_size=17, input_size=19)
-TASK = Task(ARCH, knobs_lib.budget(tiny.config()), mask_id=17)
+TASK = Task(ARCH, knobs_lib.budget(tiny.config()), objectives.Inputs(17, 18))
 CHUNK = TASK.budget.log_every
 TOKENS = np.random.default_rng(0).integers(0, 17, 500).astype(np.uint8)
 WINDOWS = sampling.evaluation_windows(TOKENS, count=8, length=10)
@@ -72,7 +72,7 @@ def same(a, b):
 def batch_of(made, step):
     windows = sampling.windows(TOKENS, made.seed_data, step, batch_size=4, length=10)
     key = jax.random.fold_in(sampling.batch_key(made.seed_data, step), 1)
-    return objectives.make_batch(made.objective, windows, made.mask, key=key, mask_id=17)
+    return objectives.make_batch(made.objective, windows, made.mask, key=key, inputs=TASK.inputs)
 
 
 @pytest.mark.parametrize("objective", ["next_token", "next_token(0)", "masked_lm(0.5)"])
@@ -311,7 +311,7 @@ def test_evaluation_equals_the_losses_of_its_windows(start, by_hand):
     key = jax.random.key(0)  # next_token draws nothing
     total = 0.0
     for part in (WINDOWS[:4], WINDOWS[4:]):
-        batch = objectives.make_batch(made.objective, part, made.mask, key=key, mask_id=17)
+        batch = objectives.make_batch(made.objective, part, made.mask, key=key, inputs=TASK.inputs)
         total += float(by_hand(start.params, batch, made)[0])
     assert float(result["loss_by_position"].sum()) == pytest.approx(total, rel=1e-5)
     np.testing.assert_array_equal(result["count_by_position"], np.full(8, 8.0))
