@@ -7,6 +7,7 @@ Measured on 2 cores with two host devices this is 1.5 to 3 times as fast as ordi
 
 import dataclasses
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -59,11 +60,15 @@ class Program:
 
             return over_members(_skip_inactive(chunk) if one_by_one else chunk)(states, knobs)
 
-        def evaluate(states: TrainState, knobs: Knobs, windows: Array, block: Array) -> Any:
+        def evaluate(
+            states: TrainState, knobs: Knobs, wanted: Array, windows: Array, block: Array
+        ) -> Any:
             self.traces["evaluate"] += 1
-            return over_members(lambda s, k: training.evaluate(task, s, k, windows, block))(
-                states, knobs
-            )
+
+            def one(state: TrainState, k: Knobs, _: Array) -> Any:
+                return training.evaluate(task, state, k, windows, block)
+
+            return over_members(_skip_unwanted(one) if one_by_one else one)(states, knobs, wanted)
 
         def shard(f: Callable[..., Any], in_specs: Any, **kwargs: Any) -> Callable[..., Any]:
             mapped = jax.shard_map(
@@ -73,7 +78,7 @@ class Program:
 
         self.init = shard(init, (sharded,))
         self.train = shard(train, (sharded, sharded, whole), donate_argnums=(0,))
-        self.evaluate = shard(evaluate, (sharded, sharded, whole, whole))
+        self.evaluate = shard(evaluate, (sharded, sharded, sharded, whole, whole))
 
     def place(self, knobs: Sequence[Knobs]) -> Knobs:
         """Stacks the members' data along a leading axis, padded to the mesh, on the devices.
@@ -93,10 +98,14 @@ class Program:
     def place_states(self, states: TrainState) -> TrainState:
         """Puts the states of the members (numpy, no padding) on the devices; padding repeats the last one."""
 
-        def padded(x: np.ndarray) -> np.ndarray:
-            return np.concatenate([x, np.repeat(x[-1:], -len(x) % self.mesh.size, axis=0)])
+        return jax.device_put(jax.tree.map(self._padded, states), self.members)
 
-        return jax.device_put(jax.tree.map(padded, states), self.members)
+    def place_flags(self, flags: np.ndarray) -> Array:
+        """Puts one bool per member on the devices; padding repeats the last one."""
+        return jax.device_put(self._padded(flags), self.members)
+
+    def _padded(self, x: np.ndarray) -> np.ndarray:
+        return np.concatenate([x, np.repeat(x[-1:], -len(x) % self.mesh.size, axis=0)])
 
 
 def _mapped(f: Callable[..., Any]) -> Callable[..., Any]:
@@ -115,16 +124,30 @@ def _skip_inactive(chunk: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
+def _skip_unwanted(evaluate: Callable[..., Any]) -> Callable[..., Any]:
+    """A member that nobody asks about costs nothing where members run one after another; its results are 0."""
+
+    def run(state: TrainState, knobs: Knobs, wanted: Array) -> Any:
+        shapes = jax.eval_shape(evaluate, state, knobs, wanted)
+
+        def skip(*_: Any) -> Any:
+            return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+
+        return jax.lax.cond(wanted, evaluate, skip, state, knobs, wanted)
+
+    return run
+
+
 class Log(Protocol):
     """What the loop needs of a tracker.
 
-    `log`: columns of one value per member. `flush`: returns when all logged rows are on disk. `finish`: how a member
-    ended. `stop_requests`: members that somebody asked to stop, by index.
+    `log`: columns of one value per member. `flush`: waits for all logged rows to be on disk, and says whether they
+    are. `finish`: how a member ended. `stop_requests`: members that somebody asked to stop, by index.
     """
 
     def log(self, step: int, rows: dict[str, np.ndarray], where: np.ndarray) -> None: ...
 
-    def flush(self) -> object: ...
+    def flush(self) -> bool: ...
 
     def stop_requests(self) -> frozenset[int]: ...
 
@@ -171,11 +194,15 @@ def run_group(
     """Trains every member of a group to its end, or until `should_stop()`; metrics go to `log`.
 
     Metrics of a chunk are fetched while the next one runs. A member whose loss or gradient is not finite is
-    frozen at its last good parameters and reported as `diverged`; the others are not affected. Training starts from
-    the newest checkpoint, if there is one; what follows equals an uninterrupted run bit for bit on CPU.
+    frozen at its last good parameters and reported as `diverged`; the others are not affected. How a member ended is
+    recorded with the next validation. Training starts from the newest checkpoint, if there is one; what follows
+    equals an uninterrupted run bit for bit on CPU. `should_stop` is asked before everything that may take long:
+    compiling, a chunk of updates, a block of a validation. Members that had not ended are then `interrupted`.
     `debug_nans`: rerun the update at which a member diverged, and put the first bad tensor's name in its summary.
     """
-    return _Run(group, log, checkpoints, progress, debug_nans).train(should_stop)
+    if should_stop():
+        return GroupReport(len(group.members), {"train": 0, "evaluate": 0}, True, 0.0, 0.0, 0)
+    return _Run(group, log, checkpoints, progress, debug_nans, should_stop).train()
 
 
 class _Run:
@@ -188,8 +215,9 @@ class _Run:
         checkpoints: Checkpoints | None,
         progress: Callable[[Progress], None],
         debug_nans: bool,
+        should_stop: Callable[[], bool],
     ):
-        self.debug_nans = debug_nans
+        self.debug_nans, self.should_stop = debug_nans, should_stop
         self.group, self.log, self.progress = group, log, progress
         self.checkpoints = checkpoints
         self.count = len(group.members)
@@ -203,36 +231,30 @@ class _Run:
         self.first_call_seconds = self.train_seconds = 0.0
         self.member_updates = 0
         self.pending: tuple[int, dict[str, Array]] | None = None
+        self.recorded = np.zeros(self.count, bool)  # members whose end the log knows
         self.clock = time.monotonic()
 
-    def train(self, should_stop: Callable[[], bool]) -> GroupReport:
+    def train(self) -> GroupReport:
         steps, chunk = self.group.steps, self.budget.log_every
-        interrupted = should_stop()
-        if self.start == 0 and not interrupted:
-            self._evaluate(0)
-        self.clock = time.monotonic()
-        done = self.start
-        for step in range(self.start + chunk, steps + 1, chunk):
-            interrupted = should_stop()
-            if interrupted:
-                break
+        step = self.start
+        # Also where a checkpoint was resumed: the stop may have come before its validation.
+        going = self._validate_if_due(step)
+        while going and step < steps and not self.should_stop():
             self._stop_members()
             self.states, metrics = self.program.train(self.states, self.knobs, self.tokens)
             self._log_pending()
-            self.pending, done = (step, metrics), step
-            if step % self.budget.eval_every == 0 and step < steps:
-                self._log_pending()
-                self._evaluate(step)
-            if self.checkpoints is not None and self.checkpoints.due(step):
+            step += chunk
+            self.pending = (step, metrics)
+            going = self._validate_if_due(step)
+            if going and self.checkpoints is not None and self.checkpoints.due(step):
                 self._save(step)
         self._log_pending()
-        self._save(done, wait=True)
-        if interrupted:
-            self._interrupt(done)
-        else:
-            self._finish()
+        self._save(step, wait=True)
+        complete = going and step >= steps and self._record_ends(np.ones(self.count, bool))
+        if not complete:
+            self._interrupt(step)
         return GroupReport(
-            self.count, dict(self.program.traces), interrupted,
+            self.count, dict(self.program.traces), not complete,
             self.first_call_seconds, self.train_seconds, self.member_updates,
         )  # fmt: skip
 
@@ -244,6 +266,14 @@ class _Run:
             stopped[list(asked)] = True
             placed = jax.device_put(stopped, self.program.members)
             self.states = dataclasses.replace(self.states, stopped=placed)
+
+    def _ended(self) -> np.ndarray:
+        """bool [M]: members without an update left to do."""
+        states, totals = self.states, self.knobs.optimizer.total_steps
+        step, diverged_at, stopped, total = self._fetch(
+            (states.step, states.diverged_at, states.stopped, totals)
+        )
+        return (step >= total) | (diverged_at != NEVER) | stopped
 
     def _restore(self) -> int:
         """Takes the newest checkpoint, if there is one; the number of updates done."""
@@ -264,7 +294,12 @@ class _Run:
         if self.checkpoints is None:
             return
         self._log_pending()
-        self.log.flush()
+        if not self.log.flush():
+            # Resuming from it would pass over rows that only this process has.
+            warnings.warn(
+                f"no checkpoint at {step}: the rows up to there are not on disk", stacklevel=2
+            )
+            return
         states = jax.tree.map(lambda x: x[: self.count], self.states)
         self.checkpoints.save(step, states, wait=wait)
 
@@ -299,63 +334,93 @@ class _Run:
             )
         )
 
-    def _evaluate(self, step: int) -> dict[str, np.ndarray]:
-        """Validation of all members on `eval.windows` windows, logged for those that reached this step."""
-        result = self._validation(self.budget.eval_windows)
+    def _validate_if_due(self, step: int) -> bool:
+        """Validation of the members that reached this step, on `eval.windows` windows; False: asked to stop.
+
+        Members that ended get their last one here. Not at once: on an accelerator one costs as much as all.
+        """
+        if step % self.budget.eval_every or step >= self.group.steps:
+            return True
+        self._log_pending()
         reached = np.asarray(self._fetch(self.states.step)) >= step
         if reached.any():
+            result = self._validation(self.budget.eval_windows, reached)
+            if result is None:
+                return False
             tokens = np.full(self.count, step * self.tokens_per_update)
             self.log.log(step, {"tokens": tokens, **_flat(result)}, reached)
+        recorded = self._record_ends(self._ended())
         self.clock = time.monotonic()
-        return result
+        return recorded
 
-    def _validation(self, count: int) -> dict[str, np.ndarray]:
-        """Metrics on `count` windows of the validation split, in blocks of `eval.windows`: one program."""
+    def _validation(
+        self, count: int, wanted: np.ndarray, *, poll: bool = True
+    ) -> dict[str, np.ndarray] | None:
+        """Metrics of the members `wanted` on `count` windows of the validation split; None: asked to stop.
+
+        In blocks of `eval.windows`: one program.
+        """
         length = window_length(self.group.task.architecture.context)
         windows = sampling.evaluation_windows(
             self.group.corpus.validation, count=count, length=length
         )
         blocks = np.asarray(windows).reshape(-1, self.budget.eval_windows, length)
+        flags = self.program.place_flags(wanted)
         parts = []
         for index, block in enumerate(blocks):
+            if poll and self.should_stop():
+                return None
             placed = jax.device_put((block, np.int32(index)), self.program.everywhere)
-            parts.append(self._fetch(self.program.evaluate(self.states, self.knobs, *placed)))
+            part = self.program.evaluate(self.states, self.knobs, flags, *placed)
+            parts.append(self._fetch(part))
         sums = {k: sum(p[k] for p in parts) for k in parts[0] if k in training.SUMMED}
+        total, targets = (sums[k].sum(-1) for k in training.SUMMED)
         by_position = sums["loss_by_position"] / np.maximum(sums["count_by_position"], 1.0)
         return {
-            "val/loss": sums["loss_by_position"].sum(-1) / sums["count_by_position"].sum(-1),
+            "val/loss": total / np.where(wanted, targets, 1.0),
             "val/loss_by_position": by_position,
             "attn/max_logit": parts[0]["max_logit"],
             "attn/entropy": parts[0]["entropy"],
         }
 
-    def _finish(self) -> None:
-        """Last validation, on `eval.final_windows`, and each member's end."""
-        result = self._validation(self.budget.final_eval_windows)
-        flat = _flat(result)
-        steps, diverged_at, stopped, health = self._fetch(
-            (self.states.step, self.states.diverged_at, self.states.stopped, self.states.health)
-        )
-        for index in range(self.count):
+    def _record_ends(self, ended: np.ndarray, *, poll: bool = True) -> bool:
+        """Last validation, on `eval.final_windows`, and the end of members that have none yet; False: asked to stop."""
+        new = ended & ~self.recorded
+        if not new.any():
+            return True
+        result = self._validation(self.budget.final_eval_windows, new, poll=poll)
+        if result is None:
+            return False
+        flat, steps = _flat(result), self._fetch(self.states.step)
+        for index in np.flatnonzero(new).tolist():
             step = int(steps[index])
             tokens = np.full(self.count, step * self.tokens_per_update)
             self.log.log(step, {"tokens": tokens, **flat}, np.arange(self.count) == index)
             summary: dict[str, Any] = {k: float(v[index]) for k, v in flat.items()}
-            summary |= {
-                "step": step,
-                "tokens": int(tokens[index]),
-                "val/loss_by_position": result["val/loss_by_position"][index].tolist(),
-                "val/windows": self.budget.final_eval_windows,
-                "health/last_loss": float(health.last_loss[index]),
-                "health/last_grad_norm": float(health.last_grad_norm[index]),
-                "health/loss_spikes": int(health.spikes[index]),
-            }
-            status = "stopped" if stopped[index] else "finished"
-            if diverged_at[index] != NEVER:
-                status, summary["diverged_at"] = "diverged", int(diverged_at[index])
-                if self.debug_nans:
-                    summary["first_not_finite"] = self._first_not_finite(index)
-            self.log.finish(index, status, summary)
+            summary["val/loss_by_position"] = result["val/loss_by_position"][index].tolist()
+            status, facts = self._ending(index)
+            self.log.finish(index, status, {**summary, **facts})
+        self.recorded |= new
+        return True
+
+    def _ending(self, index: int) -> tuple[str, dict[str, Any]]:
+        """How a member ended: its status, and what its summary says of its training."""
+        state = jax.tree.map(lambda x: x[index], self.states)
+        step, diverged_at, health = int(state.step), int(state.diverged_at), state.health
+        facts: dict[str, Any] = {
+            "step": step,
+            "tokens": step * self.tokens_per_update,
+            "val/windows": self.budget.final_eval_windows,
+            "health/last_loss": float(health.last_loss),
+            "health/last_grad_norm": float(health.last_grad_norm),
+            "health/loss_spikes": int(health.spikes),
+        }
+        if diverged_at == NEVER:
+            return ("stopped" if state.stopped else "finished"), facts
+        facts["diverged_at"] = diverged_at
+        if self.debug_nans:
+            facts["first_not_finite"] = self._first_not_finite(index)
+        return "diverged", facts
 
     def _first_not_finite(self, index: int) -> str:
         """Reruns the update at which a member diverged and names the first tensor that is not finite."""
@@ -365,8 +430,17 @@ class _Run:
         return bad[0] if bad else "none on rerun"
 
     def _interrupt(self, step: int) -> None:
-        """Marks every member; no validation, so that a resumed run has the rows of one that never stopped."""
-        for index in range(self.count):
+        """Marks the members that had not ended, and records those that have since the last validation.
+
+        The first get no validation, so that a resumed run has the rows of one that never stopped. A session that
+        trained nothing compiles nothing either: what ended before it is recorded already, or will be.
+        """
+        ended = self._ended()
+        if step >= self.group.steps:  # it was the last validation that was cut short
+            ended &= np.asarray(self._fetch(self.states.step)) < step
+        if step > self.start:
+            self._record_ends(ended, poll=False)
+        for index in np.flatnonzero(~ended & ~self.recorded).tolist():
             self.log.finish(index, "interrupted", {"step": step})
 
     def _fetch(self, tree: Any) -> Any:

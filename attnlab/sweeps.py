@@ -3,6 +3,7 @@
 import copy
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -13,7 +14,7 @@ import jax
 
 from attnlab import console, outcomes, resume
 from attnlab import plan as plan_lib
-from attnlab.checkpoints import Checkpoints
+from attnlab.checkpoints import Checkpoints, reached_preemption
 from attnlab.data import corpora, references
 from attnlab.knobs import set_flat
 from attnlab.plan import Group
@@ -22,14 +23,19 @@ from attnlab.results import Results
 from attnlab.signals import StopFlag
 from attnlab.tracking import (
     MemberRecord,
+    Mirror,
     SweepDirectory,
     Tracker,
+    TrackingError,
     WandbMode,
     environment_record,
     read_runs,
     resolve_mode,
 )
 from attnlab.tracking.environment import current_command
+
+FAILED = 1
+RESUME = "the same command with --workdir and --resume"
 
 
 @dataclass(frozen=True)
@@ -149,18 +155,36 @@ def reproduce(experiment: ModuleType, session: Session) -> int:
 
 
 def train(session: Session) -> int:
-    """Trains every group that is not done; returns 0, or 128 + the signal that kept it from the end."""
+    """Trains every group that is not done; returns the exit code.
+
+    0, or 128 + the signal that kept it from the end, or 1 when the disk refused rows to the end.
+    """
     started = time.monotonic()
     reports: list[GroupReport] = []
-    with session.directory, StopFlag() as stop:
+    agreed = reached_preemption if jax.process_count() > 1 else None
+    with session.directory, StopFlag(agreed) as stop, _mirror(session) as mirror:
         console.say(f"W&B: {session.wandb.mode} ({session.wandb.reason})")
-        for index, group in enumerate(session.groups):
-            if not stop():
-                with console.GroupProgress(index, len(session.groups), group) as progress:
-                    reports.append(_train_group(session, group, stop, progress))
+        try:
+            for index, group in enumerate(session.groups):
+                if not stop():
+                    with console.GroupProgress(index, len(session.groups), group) as progress:
+                        reports.append(_train_group(session, group, mirror, stop, progress))
+        except TrackingError as lost:
+            for line in (*lost.report.lines(), f"to train again what was lost: {RESUME}"):
+                console.say(line)
+            return FAILED
+        if mirror is not None:
+            for line in mirror.close(timeout=60.0).lines():
+                console.say(line)
     console.print_reports(reports, time.monotonic() - started)
     complete = len(reports) == len(session.groups) and not any(r.interrupted for r in reports)
     return 0 if complete else stop.exit_code
+
+
+def _mirror(session: Session) -> AbstractContextManager[Mirror | None]:
+    if session.wandb.mode == "disabled":
+        return nullcontext()
+    return Mirror(session.directory.path, session.wandb.mode)
 
 
 def _checkpoints(group: Group, settings: Settings) -> Checkpoints:
@@ -174,7 +198,11 @@ def _checkpoints(group: Group, settings: Settings) -> Checkpoints:
 
 
 def _train_group(
-    session: Session, group: Group, stop: StopFlag, progress: Callable[[Progress], None]
+    session: Session,
+    group: Group,
+    mirror: Mirror | None,
+    stop: StopFlag,
+    progress: Callable[[Progress], None],
 ) -> GroupReport:
     directory, corpus = session.directory, group.corpus
     environment = environment_record(
@@ -183,7 +211,7 @@ def _train_group(
     resume.record(directory.path, group)
     members = _records(group.members)
     with (
-        Tracker(directory, members, session.wandb.mode, environment=environment) as tracker,
+        Tracker(directory, members, mirror, environment=environment) as tracker,
         _checkpoints(group, session.settings) as checkpoints,
     ):
         log = _WithReferences(tracker, _references(corpus))

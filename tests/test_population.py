@@ -206,21 +206,61 @@ def test_a_diverged_member_is_reported_at_its_step_and_no_row_claims_more(ending
     assert np.isfinite(summary["val/loss"]), "its parameters are the last good ones"
 
 
-def test_a_stop_between_chunks_interrupts_and_keeps_what_was_trained(endings):
-    asked = 0
+def stop_at(calls, answer=lambda: True):
+    """A `should_stop` that says so from its `calls`-th call on; every call appends to `asked`."""
+    asked = []
 
-    def stop():
-        nonlocal asked
-        asked += 1
-        return asked == 4  # once before the first evaluation, then before every chunk
+    def should_stop():
+        asked.append(None)
+        return len(asked) >= calls and answer()
 
-    log, report = train(ENDINGS, should_stop=stop)
+    should_stop.asked = asked
+    return should_stop
+
+
+def test_a_stop_interrupts_members_that_still_train_and_keeps_their_rows(endings):
+    seen = []
+    log, report = train(ENDINGS, progress=seen.append, should_stop=lambda: len(seen) >= 3)
     assert report.interrupted
-    assert {status for status, _ in log.ends.values()} == {"interrupted"}
-    assert {summary["step"] for _, summary in log.ends.values()} == {20}
-    for i in (0, 1):
-        kept = [row for row in endings[0].rows[i] if "train/loss" in row][:2]
-        assert [row for row in log.rows[i] if "train/loss" in row] == kept
+    # The two others had ended, and say how; so do their rows.
+    assert {i: status for i, (status, _) in log.ends.items()} == {
+        0: "interrupted", 1: "finished", 2: "diverged",
+    }  # fmt: skip
+    assert log.ends[0][1] == {"step": 40}, "the chunk under way is not thrown away"
+    for i in (1, 2):
+        assert log.ends[i] == endings[0].ends[i]
+        assert log.rows[i] == endings[0].rows[i]
+    assert (
+        log.rows[0] == [row for row in endings[0].rows[0] if row["step"] <= 40][: len(log.rows[0])]
+    )
+
+
+def test_a_stop_is_noticed_before_every_compilation_chunk_and_block_of_a_validation(endings):
+    """Whichever question is answered with yes, everything stops there, and no later row is written."""
+    counting = stop_at(10**9)
+    complete, _ = train(ENDINGS, should_stop=counting)
+    assert complete.rows == endings[0].rows
+    # 1 before the first compilation; 6 chunks and the end of the loop; validations of 1 block at 0, 20, 40; last ones of
+    # 2 blocks with the validation at 20 (members 1 and 2) and at the end (member 0).
+    assert len(counting.asked) == 1 + 6 + 3 + 2 + 2
+    lengths = []
+    for calls in range(1, len(counting.asked) + 1):
+        log, report = train(ENDINGS, should_stop=stop_at(calls))
+        assert report.interrupted, calls
+        assert log.ends.get(0, ("interrupted",))[0] == "interrupted", calls
+        assert log.rows[0] == endings[0].rows[0][: len(log.rows[0])], calls
+        lengths.append(len(log.rows[0]))
+    assert lengths == sorted(lengths)
+    assert lengths[0] == 0
+    assert lengths[-1] == len(endings[0].rows[0]) - 1, "all but the last validation"
+
+
+def test_a_stop_before_anything_is_compiled_leaves_the_members_as_they_were(endings):
+    log, report = train(ENDINGS, should_stop=lambda: True)
+    assert report.interrupted
+    assert report.traces == {"train": 0, "evaluate": 0}
+    assert log.ends == {}
+    assert log.rows == [[], [], []]
 
 
 def test_progress_counts_members_steps_and_tokens():

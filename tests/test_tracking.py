@@ -20,6 +20,7 @@ from tracked import ROOT, lines, log, loss, members, python, start
 
 from attnlab.tracking import (
     MemberRecord,
+    Mirror,
     SweepDirectory,
     Tracker,
     TrackingError,
@@ -157,9 +158,9 @@ def test_member_that_was_not_created_is_refused(tmp_path: Path) -> None:
     with SweepDirectory(tmp_path, "sw") as sweep:
         sweep.create(members(1))
         with pytest.raises(ValueError, match="has no directory"):
-            Tracker(sweep, members(2), "disabled", environment={})
-        with pytest.raises(ValueError, match="must be online, offline or disabled"):
-            Tracker(sweep, members(1), "on", environment={})
+            Tracker(sweep, members(2), environment={})
+        with pytest.raises(ValueError, match="must be online or offline"):
+            Mirror(sweep.path, "on")
 
 
 @pytest.mark.parametrize(
@@ -498,7 +499,7 @@ def test_every_session_with_another_environment_is_recorded_once(tmp_path: Path)
     for flags in ("a", "a", "b"):
         with SweepDirectory(tmp_path, "sw") as sweep:
             sweep.create(members(1), resume=True)
-            Tracker(sweep, members(1), "disabled", environment={"flags": flags}).close()
+            Tracker(sweep, members(1), environment={"flags": flags}).close()
     sessions = json.loads((read_runs(tmp_path)[0].path / "environment.json").read_text())
     assert sessions == [{"flags": "a"}, {"flags": "b"}]
 

@@ -54,11 +54,11 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[WandbServer]:
 
 
 def end(tracker: Tracker, exit_code: int = 0, timeout: float = 180.0) -> MirrorReport:
-    """Closes tracker and directory."""
-    report = tracker.close(exit_code, timeout=timeout)
+    """Closes tracker, mirror and directory."""
+    tracker.close(exit_code)
+    report = tracker.mirror.close(timeout=timeout)  # type: ignore[attr-defined]
     tracker.sweep.close()  # type: ignore[attr-defined]
-    assert report.mirror is not None
-    return report.mirror
+    return report
 
 
 def run_of(server: WandbServer, index: int) -> ServerRun:
@@ -83,8 +83,7 @@ def assert_mirrored(server: WandbServer, workdir: Path, count: int) -> None:
 
 def follower(tracker: Tracker) -> int:
     """Process id of the mirror's child, once it is at work."""
-    mirror = tracker._mirror
-    assert mirror is not None
+    mirror = tracker.mirror  # type: ignore[attr-defined]
     assert wait_for(lambda: mirror._child is not None)
     return mirror._child.pid
 
@@ -337,7 +336,7 @@ def test_member_that_ended_in_an_outage_is_delivered_after_it(
     server.down()
     tracker.finish(0, "finished")
     assert tracker.flush()
-    assert wait_for(lambda: "did not take the last rows in time" in str(tracker._mirror._problems))
+    assert wait_for(lambda: "did not take the last rows in time" in str(tracker.mirror._problems))
     tracker.log(3, {"tokens": np.array([0, 300])}, np.array([False, True]))
     server.up()
     tracker.finish(1, "finished")
@@ -454,7 +453,8 @@ def test_ctrl_c_reaches_the_trainer_alone_and_the_rows_arrive(
     code = f"""
         import time
         from tracked import *
-        with start(Path({str(workdir)!r}), 2, "online") as tracker:
+        tracker = start(Path({str(workdir)!r}), 2, "online")
+        with tracker.mirror, tracker:
             for step in range(1, 10_000):
                 log(tracker, step); time.sleep(0.05)
                 if step == 1: print("training")
@@ -466,6 +466,8 @@ def test_ctrl_c_reaches_the_trainer_alone_and_the_rows_arrive(
     os.killpg(process.pid, signal.SIGINT)  # what a terminal does
     output, _ = process.communicate(timeout=180)
     assert "KeyboardInterrupt" in output
+    # The mirror is not waited for: it delivers by itself.
+    assert wait_for(lambda: all(run.complete for run in server.runs.values()))
     assert_mirrored(server, workdir, 2)
     assert [run.exit_code for run in server.runs.values()] == [255, 255]
     assert {run.status for run in read_runs(workdir)} == {"interrupted"}

@@ -70,8 +70,8 @@ class MemoryLog:
         for index in np.flatnonzero(where):
             self.rows[index].append({"step": step} | {k: v[index] for k, v in rows.items()})
 
-    def flush(self) -> None:
-        pass
+    def flush(self) -> bool:
+        return True
 
     def stop_requests(self) -> frozenset[int]:
         return frozenset()

@@ -14,6 +14,7 @@ import numpy as np
 
 from attnlab.tracking import (
     MemberRecord,
+    Mirror,
     MirrorSettings,
     SweepDirectory,
     Tracker,
@@ -41,11 +42,13 @@ def start(
     resume: bool = False,
     mirror: MirrorSettings = QUICK,
 ) -> Tracker:
-    """A tracker on a new or resumed sweep, whose directory is closed with the process."""
+    """A tracker on a new or resumed sweep, whose directory is closed with the process, and `.mirror` with it."""
     sweep = SweepDirectory(workdir, "sw")
     sweep.create(members(count), resume=resume)
     environment = environment_record(None, {"corpus": "none"})
-    tracker = Tracker(sweep, members(count), mode, environment=environment, mirror=mirror)
+    followed = None if mode == "disabled" else Mirror(sweep.path, mode, mirror)
+    tracker = Tracker(sweep, members(count), followed, environment=environment)
+    tracker.mirror = followed  # type: ignore[attr-defined]
     tracker.sweep = sweep  # type: ignore[attr-defined]  # kept alive, and with it the lock
     return tracker
 

@@ -21,10 +21,11 @@ A session:
     members = [MemberRecord(run_id("nope", config), ...), ...]
     sweep.create(members)                                    # refuses bad input, then writes
     environment = environment_record(sys.argv, {"corpus": ..., "sha256": ...}, device=...)
-    with sweep, Tracker(sweep, members, resolve_mode(flag).mode, environment=environment) as tracker:
-        tracker.log(step, {"tokens": tokens_M, "train/loss": loss_M}, where=active_M)
-        tracker.flush()                                      # before a checkpoint is committed
-        tracker.finish(0, "finished", {"val/loss": 1.9})
+    with sweep, Mirror(sweep.path, "offline") as mirror:     # or no mirror at all
+        with Tracker(sweep, members, mirror, environment=environment) as tracker:
+            tracker.log(step, {"tokens": tokens_M, "train/loss": loss_M}, where=active_M)
+            tracker.flush()                                  # before a checkpoint is committed
+            tracker.finish(0, "finished", {"val/loss": 1.9})
     read_runs(workdir)
 """
 
@@ -40,6 +41,7 @@ from attnlab.tracking.environment import environment_record
 from attnlab.tracking.results import RunResult, read_runs
 from attnlab.tracking.tracker import Tracker, TrackingError, TrackingReport
 from attnlab.tracking.wandb_mirror import (
+    Mirror,
     MirrorReport,
     MirrorSettings,
     sync,
@@ -50,6 +52,7 @@ __all__ = [
     "ENDED",
     "STATUSES",
     "MemberRecord",
+    "Mirror",
     "MirrorReport",
     "MirrorSettings",
     "RunResult",

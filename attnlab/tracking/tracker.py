@@ -23,7 +23,7 @@ import numpy as np
 
 from attnlab.tracking.directory import ENDED, MemberRecord, SweepDirectory
 from attnlab.tracking.files import spell_nonfinite
-from attnlab.tracking.wandb_mirror import Mirror, MirrorReport, MirrorSettings
+from attnlab.tracking.wandb_mirror import Mirror
 from attnlab.tracking.writer import RunWriter
 
 BATCH_SECONDS = (0.25, 5.0)
@@ -56,7 +56,6 @@ class TrackingReport:
       disk_error: the last error of the disk, or None when everything is written.
       repeated: rows of steps trained again after a resume that were equal, and so not written twice.
       changed: the same, but with other values; both are in the file and the later counts.
-      mirror: the same for W&B, or None when it was disabled.
     """
 
     rows: int
@@ -66,7 +65,6 @@ class TrackingReport:
     disk_error: str | None
     repeated: int
     changed: int
-    mirror: MirrorReport | None
 
     @property
     def complete(self) -> bool:
@@ -74,7 +72,7 @@ class TrackingReport:
         return not (self.lost or self.unwritten or self.vanished)
 
     def lines(self) -> list[str]:
-        """What a person must know, one line a fact; empty when all is well and W&B disabled."""
+        """What a person must know, one line a fact; empty when all is well."""
         lines = []
         if self.lost or self.unwritten:
             lines.append(
@@ -85,24 +83,24 @@ class TrackingReport:
             lines.append(f"metrics.jsonl of {run} lost {count} bytes that had been written")
         if self.changed:
             lines.append(f"{self.changed} rows were logged again with other values after resuming")
-        return lines + ([] if self.mirror is None else self.mirror.lines())
+        return lines
 
 
 class Tracker:
-    """Logs a population: one run directory and one W&B run for each member.
+    """Logs a population: one run directory for each member.
 
     Args:
       sweep: its directory, created, with these members in it.
       members: in the order of the member axis of everything that is logged.
-      wandb_mode: "online", "offline" or "disabled"; see `resolve_mode`.
       environment: `environment_record(...)`; appended to each member's environment.json.
-      mirror: project, intervals and time-outs of the W&B mirror.
+      mirror: the W&B mirror that follows the sweep's directory, or None; asked for stop buttons and
+        otherwise left alone, so that it goes on while the next group trains.
 
     Use it as a context manager, or call `close`. In a multi-process job only process 0 has one.
     Rows that the disk refuses are kept in memory and tried again.
 
     Raises:
-      ValueError: unknown `wandb_mode`, or a member that is not in the sweep directory.
+      ValueError: a member that is not in the sweep directory.
       OSError: the run directories cannot be written.
     """
 
@@ -110,13 +108,10 @@ class Tracker:
         self,
         sweep: SweepDirectory,
         members: Sequence[MemberRecord],
-        wandb_mode: str = "offline",
+        mirror: Mirror | None = None,
         *,
         environment: Mapping[str, Any],
-        mirror: MirrorSettings | None = None,
     ) -> None:
-        if wandb_mode not in ("online", "offline", "disabled"):
-            raise ValueError(f"wandb_mode={wandb_mode!r}: must be online, offline or disabled")
         for member in members:
             if not (sweep.run(member.id) / "config.json").exists():
                 raise ValueError(
@@ -131,9 +126,7 @@ class Tracker:
         self._disk_error: str | None = None
         self._report: TrackingReport | None = None
         self._process = os.getpid()
-        self._mirror: Mirror | None = None
-        if wandb_mode != "disabled":
-            self._mirror = Mirror(sweep.path, wandb_mode, mirror or MirrorSettings())
+        self._mirror = mirror
         self._thread = threading.Thread(target=self._write_all, name="attnlab-tracker", daemon=True)
         self._thread.start()
         atexit.register(self._close_at_exit)
@@ -205,19 +198,18 @@ class Tracker:
         stopped = frozenset() if self._mirror is None else self._mirror.stopped()
         return frozenset(i for i, member in enumerate(self.members) if member.id in stopped)
 
-    def close(self, exit_code: int = 0, *, timeout: float = 60.0) -> TrackingReport:
-        """Write what is left, record the end of unfinished members, wait for the mirror.
+    def close(self, exit_code: int = 0) -> TrackingReport:
+        """Write what is left, record the end of unfinished members.
 
         A member that trained and was never finished is "failed" after an exit code of 1 to 127 and
-        "interrupted" otherwise; one that never trained stays as it was. `timeout` (seconds) bounds
-        the wait for W&B alone; what did not get there can be sent later by `sync`. Calling it again
-        returns the same report.
+        "interrupted" otherwise; one that never trained stays as it was. Calling it again returns
+        the same report.
 
         Raises:
           TrackingError: rows or summaries could not be written; it carries the report.
         """
         if self._report is None:
-            self._report = self._close(exit_code, timeout)
+            self._report = self._close(exit_code)
             if not self._report.complete:
                 raise TrackingError(self._report)
         return self._report
@@ -239,7 +231,7 @@ class Tracker:
         except TrackingError as lost:  # the first error is the one to show
             error.add_note(str(lost))
 
-    def _close(self, exit_code: int, timeout: float) -> TrackingReport:
+    def _close(self, exit_code: int) -> TrackingReport:
         atexit.unregister(self._close_at_exit)
         status = "failed" if 0 < exit_code < 128 else "interrupted"
         for index, ended in enumerate(self._ended):
@@ -248,7 +240,6 @@ class Tracker:
         self._queue.put(None)
         self._urgent.set()
         self._thread.join()
-        mirror = None if self._mirror is None else self._mirror.close(timeout=timeout)
         return TrackingReport(
             rows=sum(run.written for run in self._runs),
             lost={run.id: len(run.pending) for run in self._runs if run.pending},
@@ -257,13 +248,12 @@ class Tracker:
             disk_error=self._disk_error,
             repeated=sum(run.repeated for run in self._runs),
             changed=sum(run.changed for run in self._runs),
-            mirror=mirror,
         )
 
     def _close_at_exit(self) -> None:
         """For a program that ends without closing: its rows are written, its members marked."""
         if os.getpid() == self._process:
-            self.close(1, timeout=10.0)
+            self.close(1)
 
     def _write_all(self) -> None:
         """The background thread. Nothing raised here reaches the trainer; `close` tells."""

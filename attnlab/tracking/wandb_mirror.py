@@ -19,7 +19,8 @@ import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Any
+from types import TracebackType
+from typing import IO, Any, Self
 
 from attnlab.tracking.directory import ENDED, read_sweep
 from attnlab.tracking.files import effective_status, is_locked, read_json
@@ -171,10 +172,25 @@ def sync(
 
 
 class Mirror:
-    """Follows `workdir` from the moment it is made until it is closed."""
+    """Follows `workdir` from the moment it is made until it is closed.
 
-    def __init__(self, workdir: Path, mode: str, settings: MirrorSettings) -> None:
-        self._workdir, self._mode, self._settings = workdir, mode, settings
+    One for a whole session: members that ended are delivered while others train.
+
+    Args:
+      workdir: the directory of a sweep.
+      mode: "online" or "offline"; see `resolve_mode`.
+      settings: project, intervals and time-outs.
+
+    Raises:
+      ValueError: another mode.
+    """
+
+    def __init__(self, workdir: Path, mode: str, settings: MirrorSettings | None = None) -> None:
+        if mode not in ("online", "offline"):
+            raise ValueError(f"mode={mode!r}: must be online or offline")
+        self._workdir, self._mode = workdir, mode
+        self._settings = settings or MirrorSettings()
+        self._report: MirrorReport | None = None
         self._stopped: set[str] = set()
         self._problems: list[str] = []
         self._child: subprocess.Popen[bytes] | None = None
@@ -189,10 +205,34 @@ class Mirror:
         return frozenset(self._stopped)
 
     def close(self, *, timeout: float | None) -> MirrorReport:
-        """Wait until everything on disk is delivered, at most `timeout` seconds; say what is not."""
+        """Wait until everything on disk is delivered, at most `timeout` seconds; say what is not.
+
+        What did not get there can be sent later by `sync`. Calling it again returns the same report.
+        """
+        if self._report is None:
+            self._report = self._close(timeout)
+        return self._report
+
+    def leave(self) -> None:
+        """Do not wait: the child sees that nothing more will come, delivers what there is, and ends by itself."""
         with self._lock:
             self._closing.set()
             self._end_of_input(self._child)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        """Waits for the delivery at a normal end; who breaks off does not want to wait."""
+        if error is None:
+            self.close(timeout=60.0)
+        elif self._report is None:
+            self.leave()
+
+    def _close(self, timeout: float | None) -> MirrorReport:
+        self.leave()
         self._thread.join(timeout)
         if self._thread.is_alive():
             self._problems.append(f"W&B did not finish within {timeout:.0f} s")
@@ -201,7 +241,7 @@ class Mirror:
                 if self._child is not None:
                     self._child.kill()
             self._thread.join(5.0)
-        return self._report()
+        return self._made_report()
 
     def _supervise(self) -> None:
         """Keep a child at work until it says that it is done."""
@@ -267,7 +307,7 @@ class Mirror:
             with contextlib.suppress(OSError):
                 child.stdin.close()
 
-    def _report(self) -> MirrorReport:
+    def _made_report(self) -> MirrorReport:
         state = read_state(self._workdir)
         target = OFFLINE if self._mode == "offline" else state.get("target", "")
         records = state.get("targets", {}).get(target, {})
