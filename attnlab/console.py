@@ -72,7 +72,7 @@ def _plan_row(group: Group) -> list[str]:
         f"{members * costs.state_bytes(arch) / 1e6:.1f}",
         f"{tokens:,}",
         f"layers {arch.layers} width {arch.width} heads {arch.heads} T {arch.context} "
-        f"batch {budget.batch_size} families {families} attention {group.attention} corpus {budget.corpus}",
+        f"batch {budget.batch_size} families {families} attention {group.attention} corpus {budget.corpus} ({budget.tokenizer})",
     ]
 
 

@@ -17,6 +17,7 @@ from jax import Array
 
 from attnlab import mask_text, norms, positions
 from attnlab.attention.api import IMPLEMENTATIONS
+from attnlab.data import tokenizing
 from attnlab.masks import Mask
 from attnlab.objectives import ORDERS, Objective
 from attnlab.optimizer import OptimizerKnobs
@@ -64,6 +65,12 @@ class Budget:
     eval_windows: int
     final_eval_windows: int
     accumulation: int = 1
+    tokenizer: str = "char"
+
+    @property
+    def data(self) -> tuple[str, str]:
+        """Which corpus, through which tokenizer."""
+        return self.corpus, self.tokenizer
 
 
 @jax.tree_util.register_dataclass
@@ -182,6 +189,7 @@ def check_values(config: Mapping[str, Any]) -> None:
             f"config.model.width: sinusoidal positions need an even width, got {flat['model.width']}"
         )
     parse_logit_scale(flat["model.logit_scale"], head_dim=head_dim, width=flat["model.width"])
+    tokenizing.check(flat["tokenizer"])
     _check_objective(flat)
     _check_mask(flat)
 
@@ -301,6 +309,7 @@ def budget(config: Mapping[str, Any]) -> Budget:
         eval_windows=config["eval"]["windows"],
         final_eval_windows=config["eval"]["final_windows"],
         accumulation=config["accumulation"],
+        tokenizer=config["tokenizer"],
     )
 
 

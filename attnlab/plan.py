@@ -79,12 +79,12 @@ def plan(
     sweep: str,
     configs: Sequence[Mapping[str, Any]],
     base: Mapping[str, Any],
-    load_corpus: Callable[[str], Corpus],
+    load_corpus: Callable[..., Corpus],
 ) -> list[Group]:
     """Checks every configuration and groups them by their static part; nothing is compiled or written.
 
     `sweep`: name of the sweep, part of every member's id. `base`: the configuration that holds every knob.
-    `load_corpus`: called once per corpus.
+    `load_corpus`: called with a corpus and a tokenizer, once for each pair.
 
     Raises:
       ValueError: no member, an unknown or missing key, an impossible value, two equal members.
@@ -94,26 +94,25 @@ def plan(
     for config in configs:
         knobs_lib.check_keys(config, base)
         knobs_lib.check_values(config)
-    corpora = {name: load_corpus(name) for name in dict.fromkeys(c["corpus"] for c in configs)}
-    members = [_member(sweep, config, corpora[config["corpus"]]) for config in configs]
+    wanted = dict.fromkeys((c["corpus"], c["tokenizer"]) for c in configs)
+    corpora = {key: load_corpus(*key) for key in wanted}
+    members = [_member(sweep, c, corpora[c["corpus"], c["tokenizer"]]) for c in configs]
     _refuse_equal(members)
     return group(members, corpora)
 
 
-def group(members: Sequence[Member], corpora: Mapping[str, Corpus]) -> list[Group]:
-    """Members that can share a program, together; in the order in which they come."""
+def group(members: Sequence[Member], corpora: Mapping[tuple[str, str], Corpus]) -> list[Group]:
+    """Members that can share a program, together; in the order in which they come. `corpora` by `Corpus.key`."""
     groups: dict[tuple[Architecture, Budget], list[Member]] = {}
     for member in members:
         key = (knobs_lib.without_families(member.architecture), member.budget)
         groups.setdefault(key, []).append(member)
-    return [_group(members, corpora[members[0].budget.corpus]) for members in groups.values()]
+    return [_group(members, corpora[members[0].budget.data]) for members in groups.values()]
 
 
 def _member(sweep: str, config: Mapping[str, Any], corpus: Corpus) -> Member:
     budget = knobs_lib.budget(config)
-    length = objectives.window_length(config["context"])
-    corpus.check_windows(length)
-    _check_evaluation(corpus, budget, length)
+    _check_windows(corpus, budget, config["context"])
     arm = arm_of(config)
     arch = knobs_lib.architecture(
         config, vocab_size=corpus.vocabulary.size, input_size=corpus.vocabulary.input_size
@@ -123,7 +122,18 @@ def _member(sweep: str, config: Mapping[str, Any], corpus: Corpus) -> Member:
     )
 
 
-def _check_evaluation(corpus: Corpus, budget: Budget, length: int) -> None:
+def _check_windows(corpus: Corpus, budget: Budget, context: int) -> None:
+    """Every split holds a window, and the validation split as many different ones as are asked for."""
+    length = objectives.window_length(context)
+    split, shortest = corpus.shortest()
+    if shortest < length:
+        beyond = length - context
+        most = min(shortest, len(corpus.validation) - budget.final_eval_windows + 1) - beyond
+        context_too = f", or config.context of at most {most}" if most > 0 else ""
+        raise ValueError(
+            f"corpus {corpus.name!r}: its {split} split has {shortest} tokens, fewer than one window of {length} "
+            f"(config.context = {context} and {beyond} more for the targets); allowed: a longer text{context_too}"
+        )
     most = len(corpus.validation) - length + 1
     if budget.final_eval_windows > most:
         raise ValueError(

@@ -18,7 +18,10 @@ def get_config(arg: str = "") -> ConfigDict:
     c = ConfigDict()
 
     # What is trained on.
-    c.corpus = "shakespeare"  # STATIC  shakespeare | tinyshakespeare | text:PATH | random:V
+    c.corpus = (
+        "shakespeare"  # STATIC  | tinyshakespeare | text:PATH | hf:NAME | tokens:PATH | random:V
+    )
+    c.tokenizer = "char"  # STATIC  char | bytes | bpe:V, trained on the training split; for texts
     c.context = 32  # STATIC  T, tokens the model sees at once
     c.batch_size = 32  # STATIC  windows per update
     c.accumulation = 1  # STATIC  micro-batches per update, must divide batch_size

@@ -107,7 +107,7 @@ def test_bad_input_gets_one_line_naming_field_and_value(
 
 @pytest.mark.parametrize(
     ("content", "parts"),
-    [(b"", ("empty",)), (b"short", ("tokens",)), (b"\xff\xfe\x00", ("UTF-8",))],
+    [(b"", ("empty",)), (b"short", ("characters",)), (b"\xff\xfe\x00", ("UTF-8",))],
 )
 def test_unusable_text_is_refused_before_anything_is_written(
     content, parts, capsys, tmp_path, monkeypatch

@@ -40,6 +40,7 @@ DATA = [
 FAMILIES = [{"positions": "none"}, {"positions": "rope+alibi"}, {"model.qk_norm": "l2"}]
 STATIC = [
     {"context": 4},
+    {"tokenizer": "bytes"},
     {"batch_size": 8},
     {"accumulation": 2},
     {"model.layers": 2},

@@ -68,7 +68,13 @@ MAY_IMPORT = {
     "entry": set(ROOMS),
 }
 # Third parties that are one file's business, so that replacing one of them touches one file.
-OWNERS = {"flax": "model", "orbax": "checkpoints", "wandb": "tracking"}
+OWNERS = {
+    "flax": "model",
+    "orbax": "checkpoints",
+    "wandb": "tracking",
+    "tokenizers": "data",
+    "datasets": "data",
+}
 # What may not be mentioned in a file of these rooms.
 FOREIGN = {
     "arrays": {"flax", "optax", "orbax", "wandb", "ml_collections", "rich", "matplotlib"},
@@ -130,7 +136,8 @@ def pinned_requirements() -> list[Requirement]:
     """What pyproject.toml asks for, with the extras that the constraints cover."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    lines = project["dependencies"] + extras["shakespeare"] + extras["dev"]
+    names = ("shakespeare", "tokenizers", "datasets", "dev")
+    lines = project["dependencies"] + [line for name in names for line in extras[name]]
     return [Requirement(line) for line in lines]
 
 

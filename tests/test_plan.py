@@ -74,15 +74,15 @@ def test_a_member_brings_no_families_into_the_program_of_another_group():
 def test_a_corpus_is_loaded_once_and_groups_are_split_by_it():
     loads = []
 
-    def load(name):
-        loads.append(name)
-        return tiny.load(name)
+    def load(name, tokenizer):
+        loads.append((name, tokenizer))
+        return tiny.load(name, tokenizer)
 
     configs = [
         tiny.config({"seed.init": s}, corpus=c) for c in ("random:17", "random:5") for s in (0, 1)
     ]
     groups = plan_lib.plan("tiny", configs, tiny.BASE, load)
-    assert loads == ["random:17", "random:5"]
+    assert loads == [("random:17", "char"), ("random:5", "char")]
     assert [(g.corpus.name, g.task.architecture.vocab_size) for g in groups] == [
         ("random:17", 17),
         ("random:5", 5),
@@ -133,7 +133,7 @@ def test_a_bad_member_is_refused_even_behind_good_ones(config, pieces):
 
 
 def test_a_bad_value_is_refused_before_any_corpus_is_loaded():
-    def load(name):
+    def load(name, tokenizer):
         raise AssertionError(f"{name} was loaded")
 
     assert "config.steps" in refused([tiny.config(steps=0)], load)
@@ -149,6 +149,39 @@ def test_a_text_shorter_than_a_window_is_refused(tmp_path):
     # 100 characters leave 5 for validation; a window of context 8 needs 10.
     message = refused([tiny.config(corpus=text(tmp_path, 100))])
     assert "validation split has 5 tokens, fewer than one window of 10" in message
+    assert message.endswith("allowed: a longer text"), (
+        "16 different windows do not fit whatever the context"
+    )
+
+
+@pytest.mark.parametrize(("windows", "length"), [(1, 200), (4, 260)])
+def test_the_context_named_for_a_short_text_is_the_largest_that_works(tmp_path, windows, length):
+    short = {"corpus": text(tmp_path, length), "batch_size": windows,
+             "eval.windows": windows, "eval.final_windows": windows}  # fmt: skip
+    message = refused([tiny.config({**short, "context": 40})])
+    most = int(message.rpartition(" ")[2])
+    assert len(tiny.plan([tiny.config({**short, "context": most})])) == 1
+    refused([tiny.config({**short, "context": most + 1})])
+
+
+def test_members_with_other_tokenizers_are_other_programs_on_the_same_text(tmp_path):
+    name = text(tmp_path, 2000)
+    groups = tiny.plan([tiny.config(corpus=name, tokenizer=t) for t in ("char", "bytes")])
+    assert [g.task.architecture.vocab_size for g in groups] == [5, 256]
+    assert [g.corpus.record()["sha256"] for g in groups] == [groups[0].corpus.sha256] * 2
+
+
+@pytest.mark.parametrize(
+    "tokenizer", ["", "words", "bpe", "bpe:", "bpe:256", "bpe:65537", "bpe:1e3"]
+)
+def test_a_tokenizer_that_is_none_is_refused_before_the_text_is_read(tokenizer):
+    message = refused([tiny.config(corpus="text:/nowhere", tokenizer=tokenizer)])
+    assert f"config.tokenizer: got {tokenizer!r}; allowed: char, bytes, or bpe:V" in message
+
+
+def test_a_tokenizer_for_a_corpus_of_tokens_is_refused():
+    message = refused([tiny.config(tokenizer="bytes")])
+    assert "config.tokenizer: got 'bytes', but corpus 'random:17' holds tokens already" in message
 
 
 def test_a_text_with_too_few_different_validation_windows_is_refused(tmp_path):

@@ -1,14 +1,19 @@
-"""Files fetched once: where they live and how they get there whole and right or not at all."""
+"""Files fetched or made once: where they live and how they get there whole and right or not at all."""
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import fcntl
+import glob
 import hashlib
 import http.client
 import os
+import shutil
 import urllib.error
 import urllib.request
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 _TIMEOUT_SECONDS = 30.0
@@ -72,6 +77,71 @@ def fetched(url: str, sha256: str, *, place: Path) -> Path:
     finally:
         temporary.unlink(missing_ok=True)
     return place
+
+
+@contextlib.contextmanager
+def building(place: Path) -> Iterator[Path]:
+    """A new directory beside `place`, which becomes `place` in one step when the block ends well.
+
+    Whatever else ends it (an error, Ctrl-C, a full disk) removes the directory. One that a killed process left
+    behind is removed by the next build of the same place. When another process has made `place` meanwhile, its
+    directory stands and this one is dropped.
+
+    Raises:
+      CorpusError: the directory cannot be written, or the disk is full.
+    """
+    part = place.with_name(f".{place.name}.{uuid.uuid4().hex}.part")
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        _remove_abandoned(place)
+        with _lock(part.with_suffix(".lock")):
+            try:
+                part.mkdir()
+                yield part
+                for path in part.iterdir():
+                    _sync(path)
+                _rename(part, place)
+            finally:
+                shutil.rmtree(part, ignore_errors=True)
+    except OSError as error:
+        raise CorpusError(
+            f"{place}: cannot be written ({error.strerror or error}); nothing was kept; make room there, or "
+            f"take another directory (that of the cache is set by ATTNLAB_CACHE)"
+        ) from error
+
+
+def _rename(part: Path, place: Path) -> None:
+    try:
+        part.rename(place)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+
+
+@contextlib.contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    """Held as long as this process builds and lives: whoever gets the lock knows that nobody does."""
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
+
+
+def _remove_abandoned(place: Path) -> None:
+    """Removes what builds of `place` that were killed have left."""
+    for path in place.parent.glob(f".{glob.escape(place.name)}.*.lock"):
+        with contextlib.suppress(OSError), path.open() as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(path.with_suffix(".part"), ignore_errors=True)
+            path.unlink(missing_ok=True)
+
+
+def _sync(path: Path) -> None:
+    """Has the bytes of a file on the disk before its new name is."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
 
 
 def _download(url: str, write: Callable[[bytes], object]) -> str:

@@ -137,6 +137,26 @@ class CharVocabulary(Vocabulary):
 
 
 @dataclass(frozen=True)
+class ByteVocabulary(Vocabulary):
+    """One id per byte of UTF-8: V = 256, for any text."""
+
+    @property
+    def size(self) -> int:
+        return 256
+
+    def encode(self, text: str) -> Tokens:
+        return np.frombuffer(text.encode(), np.uint8)
+
+    def decode(self, ids: npt.ArrayLike) -> str:
+        """The text of integer ids[len]; bytes that are not UTF-8 become U+FFFD.
+
+        Raises:
+          ValueError: an id is not in 0..255.
+        """
+        return self._checked(ids).astype(np.uint8).tobytes().decode("utf-8", errors="replace")
+
+
+@dataclass(frozen=True)
 class NumberVocabulary(Vocabulary):
     """Ids that stand for themselves, for synthetic corpora; their text is "3 1 4".
 

