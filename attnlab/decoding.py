@@ -4,14 +4,15 @@ The network is the one that was trained, called with fewer queries than keys: on
 token. Who may read whom is the member's own mask at the rows of the tokens being read, so a sliding window, a prefix
 or documents need nothing of their own, and position is a number, not a shape: every token runs the same program.
 
-A member reads at most `context` tokens. When the next one does not fit, the second half of what was read is read
-anew from position 0 and decoding goes on: a learned table has no further rows, and no family was trained beyond them.
+A member reads at most `context` tokens. When the next one does not fit, the last half of a context is read anew from
+position 0 and decoding goes on: a learned table has no further rows, and no family was trained beyond them.
 """
 
 import dataclasses
 import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +24,7 @@ from attnlab.knobs import Architecture, Knobs, ModelKnobs
 from attnlab.kv_cache import Cache
 from attnlab.masks import Mask
 from attnlab.model import Params
+from attnlab.training import Task
 
 
 @dataclass(frozen=True)
@@ -107,59 +109,65 @@ def choose(logits_BV: Array, key: Array, *, temperature: Array | float, top_k: i
 
 
 def generate(
-    arch: Architecture,
-    params: Params,
-    knobs: Knobs,
-    prompt: Sequence[int],
-    count: int,
-    choice: Choice,
+    task: Task, params: Params, knobs: Knobs, prompt: Sequence[int], count: int, choice: Choice
 ) -> Iterator[int]:
     """`count` token ids that continue `prompt`; equal arguments give equal tokens.
 
-    Of a prompt longer than the context its end is read.
+    A member that was trained with [BOS] reads it first, and then needs no prompt. Of a prompt longer than the context
+    the end is read.
 
     Raises:
       ValueError: what `check_decodable` refuses, an empty prompt or one shorter than the mask's prefix, a count below
         1, or a top_k above the vocabulary; before the first token.
     """
     check_decodable(knobs)
-    least = max(least_prompt(knobs.mask), 1)
+    head = [task.inputs.bos_id] if bool(knobs.objective.bos) else []
+    least = max(least_prompt(knobs.mask), 1) - len(head)
     if len(prompt) < least:
         raise ValueError(f"prompt: {len(prompt)} tokens; allowed: at least {least} with this mask")
     if count < 1:
         raise ValueError(f"count: must be at least 1, got {count}")
-    if choice.top_k is not None and choice.top_k > arch.vocab_size:
-        raise ValueError(
-            f"top_k: got {choice.top_k}; allowed: 1..{arch.vocab_size}, the vocabulary"
-        )
-    return _generate(arch, jax.device_put(params), knobs, list(prompt), count, least, choice)
+    size = task.architecture.vocab_size
+    if choice.top_k is not None and choice.top_k > size:
+        raise ValueError(f"top_k: got {choice.top_k}; allowed: 1..{size}, the vocabulary")
+    room = knobs.mask.q_len - len(head)
+    windows = _Windows(head, room, max(room // 2, least))
+    program = (task.architecture, choice.top_k, jax.device_put(params), knobs.model, knobs.mask)
+    return _generate(program, windows, list(prompt), count, choice)
+
+
+@dataclass(frozen=True)
+class _Windows:
+    """What is read anew: `head`, then the last tokens, at most `room` at first and `kept` of them ever after."""
+
+    head: list[int]
+    room: int
+    kept: int
+
+    def first(self, tokens: list[int]) -> list[int]:
+        return self.head + tokens[-self.room :]
+
+    def next(self, tokens: list[int]) -> list[int]:
+        return self.head + tokens[-self.kept :]
 
 
 def _generate(
-    arch: Architecture,
-    params: Params,
-    knobs: Knobs,
-    tokens: list[int],
-    count: int,
-    least: int,
-    choice: Choice,
+    program: tuple[Any, ...], windows: _Windows, tokens: list[int], count: int, choice: Choice
 ) -> Iterator[int]:
-    context = knobs.mask.q_len
+    context = windows.room + len(windows.head)
     key = jax.random.key(choice.seed, impl="threefry2x32")
     heat = jnp.float32(choice.temperature)
-    start = (arch, choice.top_k, params, knobs.model, knobs.mask)
     cache, used = None, context
     for index in range(count):
         draw = (jax.random.fold_in(key, index), heat)
-        if cache is None or used == context:
-            # The first time all that fits; then half of it, so that the next re-reading is half a context away.
-            window = tokens[-context:] if cache is None else tokens[-max(context // 2, least) :]
+        if used == context:
+            window = windows.first(tokens) if cache is None else windows.next(tokens)
             used = len(window)
             padded_1S = np.zeros((1, context), np.int32)
             padded_1S[0, :used] = window
-            token, cache = _prefill(*start, padded_1S, np.int32(used), *draw)
+            token, cache = _prefill(*program, padded_1S, np.int32(used), *draw)
         else:
-            token, cache = _step(*start, cache, np.array([[tokens[-1]]], np.int32), *draw)
+            token, cache = _step(*program, cache, np.array([[tokens[-1]]], np.int32), *draw)
             used += 1
         tokens.append(int(token))
         yield tokens[-1]

@@ -86,6 +86,46 @@ def paired_ratio(numerators: ArrayLike, denominators: ArrayLike) -> np.ndarray:
     return top_S / bottom_S
 
 
+def ratio_interval(
+    numerators: ArrayLike,
+    denominators: ArrayLike,
+    *,
+    level: float = 0.95,
+    resamples: int = 10_000,
+    seed: int = 0,
+) -> Interval:
+    """Interval of sum(numerators) / sum(denominators) over the blocks of one text: a mean loss from sums and counts.
+
+    Blocks of consecutive windows are resampled, numerator and denominator together (BCa, as in scipy). It says how far
+    another text of this kind and length would move the number, and nothing about another seed.
+
+    Raises:
+      ValueError: fewer than 2 blocks, lengths that differ, or a denominator that is not positive.
+    """
+    top_K, bottom_K = _per_block("numerators", numerators), _per_block("denominators", denominators)
+    _inside("level", level)
+    if top_K.shape != bottom_K.shape or not np.all(bottom_K > 0):
+        raise ValueError(
+            f"numerators, denominators: need one of each per block and denominators > 0, got {len(top_K)} and "
+            f"{len(bottom_K)}, the smallest {bottom_K.min():g}; allowed: fewer, larger blocks"
+        )
+    mean, n = float(top_K.sum() / bottom_K.sum()), len(top_K)
+    if _all_equal(top_K / bottom_K):
+        return Interval(mean, mean, mean, level, "all values equal", n)
+    bounds = scipy.stats.bootstrap(
+        (top_K, bottom_K),
+        lambda top, bottom, axis: top.sum(axis=axis) / bottom.sum(axis=axis),
+        paired=True,
+        confidence_level=level,
+        n_resamples=resamples,
+        method="BCa",
+        rng=np.random.default_rng(seed),
+    ).confidence_interval
+    return Interval(
+        mean, float(bounds.low), float(bounds.high), level, "BCa bootstrap over blocks", n
+    )
+
+
 def one_sided_p(values: ArrayLike, threshold: float, *, alternative: str) -> float:
     """Student t test that the mean of one number per seed is `greater` or `less` than `threshold`.
 
@@ -285,6 +325,15 @@ def _per_seed(name: str, values: ArrayLike) -> np.ndarray:
     if not np.all(np.isfinite(values_S)):
         raise ValueError(f"{name}: every value must be finite, got {values_S.tolist()}")
     return values_S
+
+
+def _per_block(name: str, values: ArrayLike) -> np.ndarray:
+    values_K = np.asarray(values, dtype=np.float64)
+    if values_K.ndim != 1 or len(values_K) < 2 or not np.all(np.isfinite(values_K)):
+        raise ValueError(
+            f"{name}: need one finite number per block and at least 2 blocks, got shape {values_K.shape}"
+        )
+    return values_K
 
 
 def _all_equal(values_S: np.ndarray) -> bool:

@@ -10,6 +10,7 @@ os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
 
 import hypothesis
 import jax
+import pytest
 
 # An accidental broadcast across ranks is an error in attnlab, not a convenience.
 jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -17,3 +18,11 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 # No timed tests: what takes a millisecond here may compile first, or share its core, elsewhere.
 hypothesis.settings.register_profile("attnlab", deadline=None)
 hypothesis.settings.load_profile("attnlab")
+
+
+@pytest.fixture(scope="session")
+def trained_workdir(tmp_path_factory):
+    """The directory of a finished sweep of three tiny members: see `trained_run`."""
+    import trained_run
+
+    return trained_run.make(tmp_path_factory.mktemp("trained"))

@@ -21,8 +21,8 @@ def _quick():
         yield
 
 
-CONFIG = tiny.config(positions="learned+rope")
-ARCH = knobs_lib.architecture(CONFIG, vocab_size=V, input_size=V + 2)
+TASK = tiny.group(tiny.config(positions="learned+rope")).task
+ARCH = TASK.architecture
 
 
 def knobs(**changes):
@@ -39,7 +39,7 @@ def params():
 
 def generate(prompt, count, made=None, **choice):
     made = knobs() if made is None else made
-    return list(decoding.generate(ARCH, params(), made, prompt, count, Choice(**choice)))
+    return list(decoding.generate(TASK, params(), made, prompt, count, Choice(**choice)))
 
 
 @jax.jit
@@ -47,12 +47,14 @@ def forward(params, tokens_1T, made):
     return model.apply(ARCH, params, tokens_1T, made.mask, made.model)[0]
 
 
-def uncached(prompt, count, made, least):
+def uncached(prompt, count, made, least=1, head=()):
     """The stated rule, one whole forward pass a token: likeliest next, half a context when it is full."""
-    tokens, window = list(prompt), list(prompt)[-T:]
+    head = list(head)
+    room = T - len(head)
+    tokens, window = list(prompt), head + list(prompt)[-room:]
     for _ in range(count):
         if len(window) > T:
-            window = tokens[-max(T // 2, least) :]
+            window = head + tokens[-max(room // 2, least - len(head)) :]
         padded = np.zeros((1, T), np.int32)
         padded[0, : len(window)] = window
         token = int(np.argmax(forward(params(), padded, made)[0, len(window) - 1]))
@@ -69,6 +71,13 @@ def test_text_is_that_of_whole_forward_passes_within_and_beyond_the_context(mask
     least = {"prefix_lm(3)": 3, "prefix_lm(6)": 6}.get(mask, 1)
     expected = uncached(prompt, 20, made, least)
     assert len(set(expected)) > 1
+    assert generate(prompt, 20, made, temperature=0) == expected
+
+
+@pytest.mark.parametrize("prompt", [[], [3], [5, 1, 2, 4, 9, 8, 7, 7, 3]])
+def test_a_member_trained_with_bos_reads_it_before_every_window(prompt):
+    made = knobs(bos=True)
+    expected = uncached(prompt, 20, made, head=[TASK.inputs.bos_id])
     assert generate(prompt, 20, made, temperature=0) == expected
 
 
@@ -149,9 +158,9 @@ def test_what_cannot_be_continued_is_refused(changes, parts):
 )
 def test_impossible_requests_are_refused_before_the_first_token(prompt, count, mask, message):
     with pytest.raises(ValueError, match=message):
-        decoding.generate(ARCH, params(), knobs(mask=mask), prompt, count, Choice())
+        decoding.generate(TASK, params(), knobs(mask=mask), prompt, count, Choice())
     with pytest.raises(ValueError, match="top_k: got 18; allowed"):
-        decoding.generate(ARCH, params(), knobs(), [1], 1, Choice(top_k=18))
+        decoding.generate(TASK, params(), knobs(), [1], 1, Choice(top_k=18))
 
 
 @pytest.mark.parametrize(

@@ -250,3 +250,48 @@ def test_null_of_one_pair_has_a_scatter_and_no_interval():
 def test_null_notices_seeds_that_are_not_exchangeable():
     drifting = [2.0 + 0.1 * (i % 2) + 0.001 * i for i in range(12)]
     assert statistics.aa_null(drifting).holds is False
+
+
+# Blocks of a text
+
+
+def test_ratio_interval_is_that_of_scipy_on_equal_blocks():
+    """Equal denominators make it the interval of a mean."""
+    rng = np.random.default_rng(0)
+    nats_K = rng.gamma(4.0, 1.0, 40)
+    found = statistics.ratio_interval(nats_K, np.full(40, 2.0))
+    expected = statistics.mean_interval(nats_K / 2.0)
+    assert found.mean == pytest.approx(expected.mean)
+    assert (found.low, found.high) == pytest.approx((expected.low, expected.high), rel=2e-3)
+    assert found.n == 40
+
+
+def test_ratio_interval_weighs_blocks_by_their_targets():
+    nats_K, targets_K = np.array([2.0, 30.0, 2.4]), np.array([1.0, 10.0, 1.2])
+    assert statistics.ratio_interval(nats_K, targets_K).mean == pytest.approx(34.4 / 12.2)
+
+
+def test_ratio_interval_covers_the_truth_as_often_as_it_says():
+    """Blocks with a common shift each: tokens within one are not independent, and the interval knows."""
+    rng = np.random.default_rng(1)
+    covered = 0
+    for trial in range(200):
+        targets_K = rng.integers(20, 40, 50)
+        nats_K = targets_K * (2.0 + 0.3 * rng.normal(size=50))
+        found = statistics.ratio_interval(nats_K, targets_K, resamples=999, seed=trial)
+        covered += found.low <= 2.0 <= found.high
+    assert 0.95 * 200 - 4 * 3.1 <= covered <= 199
+
+
+@pytest.mark.parametrize(
+    ("nats", "targets"),
+    [([1.0], [1.0]), ([1.0, 2.0], [1.0, 0.0]), ([1.0, 2.0], [1.0]), ([np.nan, 1.0], [1.0, 1.0])],
+)
+def test_ratio_interval_refuses_what_has_no_blocks(nats, targets):
+    with pytest.raises(ValueError, match=r"numerators|denominators"):
+        statistics.ratio_interval(nats, targets)
+
+
+def test_equal_blocks_give_an_interval_without_width():
+    found = statistics.ratio_interval([2.0, 4.0, 6.0], [1.0, 2.0, 3.0])
+    assert (found.low, found.mean, found.high) == (2.0, 2.0, 2.0)

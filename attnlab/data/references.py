@@ -93,17 +93,19 @@ def ngram_loss(
     )
 
 
-def reference_losses(corpus: Corpus, *, alpha: float = ALPHA) -> dict[str, NGramLoss]:
-    """Unigram, bigram, skip-bigram and trigram losses of a corpus, in nats per token.
+def reference_losses(
+    corpus: Corpus, *, split: str = "validation", alpha: float = ALPHA
+) -> dict[str, NGramLoss]:
+    """Unigram, bigram, skip-bigram and trigram losses on a split of a corpus, in nats per token.
 
     A table above 2^24 cells (a trigram over more than 256 ids) is left out of the dictionary.
 
     Raises:
       ValueError: as `ngram_loss`.
     """
-    size = corpus.vocabulary.size
+    size, held_out = corpus.vocabulary.size, getattr(corpus, split)
     return {
-        name: ngram_loss(corpus.train, corpus.validation, size, context=context, alpha=alpha)
+        name: ngram_loss(corpus.train, held_out, size, context=context, alpha=alpha)
         for name, context in CONTEXTS.items()
         if _cells(size, context) <= _MAX_CELLS
     }
