@@ -103,7 +103,7 @@ def _parser() -> argparse.ArgumentParser:
     check.set_defaults(run=_check)
 
     bench = commands.add_parser("bench", help="measure this machine", add_help=False)
-    bench.add_argument("what", choices=("attention",))
+    bench.add_argument("what", choices=("attention", "step", "population"))
     bench.add_argument("flags", nargs=argparse.REMAINDER)
     bench.set_defaults(run=_bench)
 
@@ -250,13 +250,23 @@ def _check(args: argparse.Namespace, _: list[str]) -> int:
 
 
 def _bench(args: argparse.Namespace, _: list[str]) -> int:
-    from attnlab.bench import attention  # starts jax, so its flags are parsed here and not above
+    parser = argparse.ArgumentParser(prog=f"attnlab bench {args.what}")
+    if args.what == "attention":
+        from attnlab.bench import attention  # starts jax: its flags are parsed here, not above
 
-    parser = argparse.ArgumentParser(prog="attnlab bench attention", description=attention.__doc__)
-    attention.add_arguments(parser)
-    flags = parser.parse_args(args.flags)
+        parser.description = attention.__doc__
+        attention.add_arguments(parser)
+        flags = parser.parse_args(args.flags)
+        with _bad_input():
+            return attention.run(flags)
     with _bad_input():
-        return attention.run(flags)
+        _prepare_machine(None)
+        from attnlab.bench import updates
+
+        parser.description = updates.__doc__
+        updates.add_arguments(parser, args.what)
+        flags = parser.parse_args(args.flags)
+        return updates.run(flags, args.what, _load_config(str(BASE_CONFIG), [])[1])
 
 
 def _mask(args: argparse.Namespace, _: list[str]) -> int:

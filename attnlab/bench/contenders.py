@@ -167,8 +167,16 @@ class TorchWorker:
 
     def ask(self, **request: Any) -> dict[str, Any]:
         """One request, one answer. Raises UnavailableError with the worker's reason."""
+        self.send(**request)
+        return self.receive()
+
+    def send(self, **request: Any) -> None:
+        """A request whose answer is to be received, so that several workers can be busy at once."""
         self._write.write(json.dumps(request) + "\n")
         self._write.flush()
+
+    def receive(self) -> dict[str, Any]:
+        """The answer to the oldest request. Raises UnavailableError with the worker's reason."""
         line = self._read.readline()
         if not line:
             raise UnavailableError("the torch process ended")
@@ -185,10 +193,11 @@ class TorchWorker:
 
 
 @contextmanager
-def torch_worker(python: str) -> Iterator[TorchWorker | None]:
+def torch_worker(
+    python: str, script: str = "torch_worker.py", *arguments: str
+) -> Iterator[TorchWorker | None]:
     """A worker under the given Python, or None (said on the terminal) where that has no torch."""
-    script = Path(__file__).with_name("torch_worker.py")
-    command = [python, str(script)]
+    command = [python, str(Path(__file__).with_name(script)), *arguments]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
