@@ -11,12 +11,12 @@ import importlib
 import importlib.util
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from attnlab import checks
+from attnlab import checks, evaluate, sample
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 BASE_CONFIG = CHECKOUT / "configs" / "base.py"
@@ -94,6 +94,14 @@ def _parser() -> argparse.ArgumentParser:
     sync = commands.add_parser("sync", help="send to W&B what is not there yet")
     sync.add_argument("workdir", type=Path, metavar="WORKDIR")
     sync.set_defaults(run=_sync)
+
+    sampling = commands.add_parser("sample", help="let a trained member continue a text")
+    sample.add_arguments(sampling)
+    sampling.set_defaults(run=_on_member(sample.run))
+
+    evaluation = commands.add_parser("eval", help="loss of a trained member on held-out text")
+    evaluate.add_arguments(evaluation)
+    evaluation.set_defaults(run=_on_member(evaluate.run))
 
     claims = commands.add_parser("claims", help="list the claims")
     claims.set_defaults(run=_claims)
@@ -240,6 +248,16 @@ def _claims(args: argparse.Namespace, _: list[str]) -> int:
     listed = [_experiment(module).CLAIM for module in claims.EXPERIMENTS.values()]
     console.print_claims(listed)
     return 0
+
+
+def _on_member(run: Callable[..., int]) -> Callable[..., int]:
+    """A command on a trained member, which needs the configuration that holds every knob."""
+
+    def command(args: argparse.Namespace, _: list[str]) -> int:
+        with _bad_input():
+            return run(args, _load_config(str(BASE_CONFIG), [])[1])
+
+    return command
 
 
 def _check(args: argparse.Namespace, _: list[str]) -> int:
