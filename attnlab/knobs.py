@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from attnlab import mask_text, norms, positions
@@ -23,8 +24,12 @@ from attnlab.objectives import ORDERS, Objective
 from attnlab.optimizer import OptimizerKnobs
 
 ACTIVATIONS = ("float32", "bfloat16")
+PACKINGS = ("none", "documents")
 REMAT = ("none", "dots", "block")
-LOGIT_SCALES = ("inv_sqrt_head_dim", "inv_head_dim", "inv_sqrt_width", "none")
+ONE: Any = np.float32(1.0)
+LOGIT_SCALES = ("inv_sqrt_head_dim", "inv_head_dim", "inv_sqrt_width", "none", "uniform")
+# Fields of Architecture that list what a group's members differ in, a gate each.
+FAMILIES = ("position_families", "qk_norms", "norms", "placements", "learned_scale")
 
 
 @dataclass(frozen=True)
@@ -46,8 +51,12 @@ class Architecture:
     attention: str = "auto"
     activations: str = "float32"
     remat: str = "none"
+    softcap: float | None = None
     position_families: tuple[str, ...] = ()
     qk_norms: tuple[str, ...] = ()
+    norms: tuple[str, ...] = ()  # of `norms.GATED_NORMS`
+    placements: tuple[str, ...] = ()  # of `norms.PLACEMENTS`, without "pre"
+    learned_scale: tuple[str, ...] = ()  # ("learned",) or nothing
 
     @property
     def head_dim(self) -> int:
@@ -66,6 +75,12 @@ class Budget:
     final_eval_windows: int
     accumulation: int = 1
     tokenizer: str = "char"
+    packing: str = "none"
+
+    @property
+    def packed(self) -> bool:
+        """Documents in a window do not see each other."""
+        return self.packing == "documents"
 
     @property
     def data(self) -> tuple[str, str]:
@@ -79,13 +94,22 @@ class ModelKnobs:
     """Gates and scales inside the network; every leaf a scalar, one gate per family of the architecture.
 
     `positions`: float32, 1 on and 0 off. `qk_norm`: bool. `norm_center`: float32, 1 LayerNorm and 0 RMSNorm.
-    `logit_scale`: float32, multiplies q.k.
+    `logit_scale`: float32, multiplies q.k, and is where a learned scale starts. `residual`, `attention`, `mlp`: float32,
+    multiply what enters the sum after each sublayer. `norm`, `placement`: bool. `learned_scale`: float32, 1 on, 0 off.
+    `norm_statistics`: what BatchNorm uses instead of the batch at hand, by place; empty in training.
     """
 
     positions: dict[str, Array]
     qk_norm: dict[str, Array]
     norm_center: Array
     logit_scale: Array
+    residual: Array = ONE
+    attention: Array = ONE
+    mlp: Array = ONE
+    norm: dict[str, Array] = dataclasses.field(default_factory=dict)
+    placement: dict[str, Array] = dataclasses.field(default_factory=dict)
+    learned_scale: dict[str, Array] = dataclasses.field(default_factory=dict)
+    norm_statistics: dict[str, tuple[Array, Array]] = dataclasses.field(default_factory=dict)
 
 
 @jax.tree_util.register_dataclass
@@ -97,6 +121,7 @@ class Knobs:
     objective: Objective
     model: ModelKnobs
     optimizer: OptimizerKnobs
+    init_gain: Array  # float32, multiplies every kernel at the start
     seed_init: Array  # uint32
     seed_data: Array  # uint32
 
@@ -169,6 +194,13 @@ def check_values(config: Mapping[str, Any]) -> None:
     _check_divides(flat, "batch_size", "eval.windows")
     _check_divides(flat, "eval.windows", "eval.final_windows")
     _check_choice("model.norm", flat["model.norm"], norms.NORMS)
+    _check_choice("model.norm_placement", flat["model.norm_placement"], norms.PLACEMENTS)
+    for gain in ("residual", "attention_branch", "mlp_branch", "init_gain"):
+        if not 0 <= flat[f"model.{gain}"] < math.inf:
+            raise ValueError(
+                f"config.model.{gain}: must be finite and at least 0, got {flat[f'model.{gain}']}"
+            )
+    _check_softcap(flat["model.softcap"])
     _check_choice("model.qk_norm", flat["model.qk_norm"], ("none", *norms.QK_NORMS))
     _check_choice("model.activations", flat["model.activations"], ACTIVATIONS)
     _check_choice("model.remat", flat["model.remat"], REMAT)
@@ -190,6 +222,7 @@ def check_values(config: Mapping[str, Any]) -> None:
         )
     parse_logit_scale(flat["model.logit_scale"], head_dim=head_dim, width=flat["model.width"])
     tokenizing.check(flat["tokenizer"])
+    _check_packing(flat)
     _check_objective(flat)
     _check_mask(flat)
 
@@ -220,13 +253,6 @@ def _check_mask(flat: Mapping[str, Any]) -> None:
         )
 
 
-def _check_divides(flat: Mapping[str, Any], divisor: str, of: str) -> None:
-    if flat[of] % flat[divisor]:
-        raise ValueError(
-            f"config.{of}: must be a multiple of {divisor}, got {flat[of]} with {divisor} = {flat[divisor]}"
-        )
-
-
 def _check_objective(flat: Mapping[str, Any]) -> None:
     prefix = int(Objective.parse(flat["objective"]).prefix)
     if prefix > flat["context"]:
@@ -237,9 +263,34 @@ def _check_objective(flat: Mapping[str, Any]) -> None:
     _check_choice("order", flat["order"], ORDERS)
 
 
+def _check_packing(flat: Mapping[str, Any]) -> None:
+    _check_choice("packing", flat["packing"], PACKINGS)
+    if flat["packing"] != "none" and flat["order"] != "natural":
+        raise ValueError(
+            f"config.order: got {flat['order']!r} with packing = {flat['packing']!r}, but documents in another order are "
+            f"none; allowed: natural, or packing none"
+        )
+
+
+def _check_divides(flat: Mapping[str, Any], divisor: str, of: str) -> None:
+    if flat[of] % flat[divisor]:
+        raise ValueError(
+            f"config.{of}: must be a multiple of {divisor}, got {flat[of]} with {divisor} = {flat[divisor]}"
+        )
+
+
 def _check_choice(field: str, value: str, allowed: Sequence[str]) -> None:
     if value not in allowed:
         raise ValueError(f"config.{field}: got {value!r}; allowed: {', '.join(allowed)}")
+
+
+def _check_softcap(text: str) -> None:
+    try:
+        fine = text == "none" or 0 < float(text) < math.inf
+    except ValueError:
+        fine = False
+    if not fine:
+        raise ValueError(f"config.model.softcap: got {text!r}; allowed: none, or a number > 0")
 
 
 def parse_logit_scale(text: str, *, head_dim: int, width: int) -> float:
@@ -253,10 +304,11 @@ def parse_logit_scale(text: str, *, head_dim: int, width: int) -> float:
         "inv_head_dim": 1.0 / head_dim,  # muP
         "inv_sqrt_width": width**-0.5,  # the common mistake: width for head_dim
         "none": 1.0,
+        "uniform": 0.0,  # every key that may be read weighs the same
     }
     try:
         value = named[text] if text in named else float(text)
-        if not 0 < value < math.inf:
+        if text not in named and not 0 < value < math.inf:
             raise ValueError
     except ValueError:
         raise ValueError(
@@ -281,22 +333,27 @@ def architecture(config: Mapping[str, Any], *, vocab_size: int, input_size: int)
         activations=model["activations"],
         remat=model["remat"],
         position_families=tuple(sorted(positions.parse(config["positions"]))),
+        softcap=None if model["softcap"] == "none" else float(model["softcap"]),
         qk_norms=() if model["qk_norm"] == "none" else (model["qk_norm"],),
+        norms=(model["norm"],) if model["norm"] in norms.GATED_NORMS else (),
+        placements=() if model["norm_placement"] == "pre" else (model["norm_placement"],),
+        learned_scale=("learned",) if model["learn_logit_scale"] else (),
     )
 
 
 def union(architectures: Sequence[Architecture]) -> Architecture:
     """The architecture of a group: the members' own, with every family that one of them uses."""
-    families = sorted({f for a in architectures for f in a.position_families})
-    kinds = sorted({k for a in architectures for k in a.qk_norms})
-    return dataclasses.replace(
-        architectures[0], position_families=tuple(families), qk_norms=tuple(kinds)
-    )
+    families: dict[str, Any] = {
+        name: tuple(sorted({f for a in architectures for f in getattr(a, name)}))
+        for name in FAMILIES
+    }
+    return dataclasses.replace(architectures[0], **families)
 
 
 def without_families(arch: Architecture) -> Architecture:
     """What two members must share to train in one program."""
-    return dataclasses.replace(arch, position_families=(), qk_norms=())
+    none: dict[str, Any] = dict.fromkeys(FAMILIES, ())
+    return dataclasses.replace(arch, **none)
 
 
 def budget(config: Mapping[str, Any]) -> Budget:
@@ -310,6 +367,7 @@ def budget(config: Mapping[str, Any]) -> Budget:
         final_eval_windows=config["eval"]["final_windows"],
         accumulation=config["accumulation"],
         tokenizer=config["tokenizer"],
+        packing=config["packing"],
     )
 
 
@@ -326,6 +384,12 @@ def knobs(config: Mapping[str, Any], arch: Architecture) -> Knobs:
             qk_norm={k: jnp.bool_(k == model["qk_norm"]) for k in arch.qk_norms},
             norm_center=jnp.float32(model["norm"] == "layernorm"),
             logit_scale=jnp.float32(scale),
+            residual=jnp.float32(model["residual"]),
+            attention=jnp.float32(model["attention_branch"]),
+            mlp=jnp.float32(model["mlp_branch"]),
+            norm={k: jnp.bool_(k == model["norm"]) for k in arch.norms},
+            placement={k: jnp.bool_(k == model["norm_placement"]) for k in arch.placements},
+            learned_scale={k: jnp.float32(model["learn_logit_scale"]) for k in arch.learned_scale},
         ),
         optimizer=OptimizerKnobs(
             learning_rate=jnp.float32(optimizer["learning_rate"]),
@@ -337,6 +401,7 @@ def knobs(config: Mapping[str, Any], arch: Architecture) -> Knobs:
             b1=jnp.float32(optimizer["b1"]),
             b2=jnp.float32(optimizer["b2"]),
         ),
+        init_gain=jnp.float32(model["init_gain"]),
         seed_init=jnp.uint32(config["seed"]["init"]),
         seed_data=jnp.uint32(config["seed"]["data"]),
     )

@@ -1,6 +1,9 @@
-"""The transformer: one pre-norm block for every mask, position family and norm.
+"""The transformer: one block for every mask, position family, norm and place of the norm.
 
     x = x + Attention(norm(x));  x = x + Mlp(norm(x));  logits = head(norm(x))
+
+That is the block before any gate is turned: pre-norm, both sublayers, the residual stream. Each of these is data
+where a sweep asks for it (see `knobs.ModelKnobs`), down to a bigram model: both branches times 0.
 
 Initialisation: every kernel is a truncated normal of variance 1/fan_in (flax `lecun_normal`), so queries and keys
 have about unit variance per dimension at the start; token and position tables are normal with standard
@@ -13,7 +16,7 @@ so the same seed gives the same shared parameters whatever families are in the p
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import flax.linen as nn
@@ -81,8 +84,48 @@ def _matmul(x_BTD: Array, kernel_DF: Array, dtype: DTypeLike | None = None) -> A
     return out.reshape(B, T, -1)
 
 
-def _norm(x_BTD: Array, gain_D: Array, center: Array) -> Array:
-    return norms.normalize(x_BTD, center=center) * gain_D.astype(x_BTD.dtype)[None, None, :]
+def _times(x_BTD: Array, factor: Array) -> Array:
+    """x times a float32 scalar, in the dtype of x."""
+    return x_BTD * jnp.asarray(factor, x_BTD.dtype)
+
+
+@dataclass(frozen=True)
+class Norm:
+    """The norm of one place: its name, its gain [D], and where the batch's statistics are noted."""
+
+    place: str
+    gain: Array
+    knobs: ModelKnobs
+    noted: dict[str, tuple[Array, Array]]
+
+    def __call__(self, x_BTD: Array) -> Array:
+        out_BTD = norms.normalize(x_BTD, center=self.knobs.norm_center)
+        for kind, gate in sorted(self.knobs.norm.items()):
+            other = x_BTD if kind == "none" else self._over_the_batch(x_BTD, kind)
+            out_BTD = jnp.where(gate, other, out_BTD)
+        return out_BTD * self.gain.astype(x_BTD.dtype)[None, None, :]
+
+    def _over_the_batch(self, x_BTD: Array, kind: str) -> Array:
+        place = f"{self.place}: {kind}"
+        statistics = norms.batch_statistics(x_BTD, by_position=kind == "batchnorm_by_position")
+        self.noted[place] = statistics
+        return norms.batch_normalize(x_BTD, self.knobs.norm_statistics.get(place, statistics))
+
+
+class SandwichNorm(nn.Module):
+    """The gain of the second norm of a sandwich."""
+
+    @nn.compact
+    def __call__(self, width: int) -> Array:
+        return _gain(self, "gain", width)
+
+
+class LearnedScale(nn.Module):
+    """A factor of the logits that starts at 1, learned by its logarithm: it stays positive."""
+
+    @nn.compact
+    def __call__(self, gate: Array) -> Array:
+        return jnp.exp(gate * self.param("log_scale", nn.initializers.zeros, (), jnp.float32))
 
 
 class QKNorm(nn.Module):
@@ -126,13 +169,16 @@ class Attention(nn.Module):
         if placement.rotation is not None:
             q_BTNH = positions.rope(q_BTNH, placement.rotation)
             k_BTKH = positions.rope(k_BTKH, placement.rotation)
+        scale = knobs.logit_scale
+        if a.learned_scale:
+            scale = scale * LearnedScale(name="scale")(knobs.learned_scale["learned"])
         k_BSKH, v_BSKH = k_BTKH, v_BTKH
         if held is not None:
             held = held.extended(k_BTKH, v_BTKH)
             k_BSKH, v_BSKH = held.keys, held.values
         out = attend(
             q_BTNH, k_BSKH, v_BSKH, mask,
-            scale=knobs.logit_scale, bias=placement.bias, impl=a.attention, stats=stats,
+            scale=scale, softcap=a.softcap, bias=placement.bias, impl=a.attention, stats=stats,
         )  # fmt: skip
         out_BTNH, attention_stats = out if isinstance(out, tuple) else (out, None)
         out_BTD = _matmul(out_BTNH.reshape(B, T, N * H), _kernel(self, "out_kernel", N * H, D))
@@ -152,7 +198,7 @@ class Mlp(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and MLP, each on a normalized copy of the residual stream."""
+    """Attention and MLP; returns the stream and, by name, what else the block has to say."""
 
     arch: Architecture
 
@@ -165,15 +211,41 @@ class Block(nn.Module):
         placement: Placement,
         stats: bool,
         held: Held | None = None,
-    ) -> tuple[Array, AttentionStats | None, Held | None]:
-        D, center = x_BTD.shape[-1], knobs.norm_center
-        normed = _norm(x_BTD, _gain(self, "attention_norm_gain", D), center)
-        out, attention_stats, held = Attention(self.arch, name="attention")(
-            normed, mask, knobs, placement, stats, held
-        )
-        x_BTD = x_BTD + out
-        normed = _norm(x_BTD, _gain(self, "mlp_norm_gain", D), center)
-        return x_BTD + Mlp(self.arch.mlp_width, name="mlp")(normed), attention_stats, held
+    ) -> tuple[Array, dict[str, Any]]:
+        noted: dict[str, tuple[Array, Array]] = {}
+        attention = Attention(self.arch, name="attention")
+        mlp = Mlp(self.arch.mlp_width, name="mlp")
+        read, norm = self._before("attention", x_BTD, knobs, noted)
+        out_BTD, attention_stats, held = attention(read, mask, knobs, placement, stats, held)
+        x_BTD = self._after("attention", x_BTD, _times(out_BTD, knobs.attention), knobs, norm)
+        read, norm = self._before("mlp", x_BTD, knobs, noted)
+        x_BTD = self._after("mlp", x_BTD, _times(mlp(read), knobs.mlp), knobs, norm)
+        return x_BTD, {"attention": attention_stats, "held": held, "norm_statistics": noted}
+
+    def _before(
+        self, name: str, x_BTD: Array, knobs: ModelKnobs, noted: dict[str, tuple[Array, Array]]
+    ) -> tuple[Array, Norm]:
+        """What the sublayer reads, and its norm."""
+        gain_D = _gain(self, f"{name}_norm_gain", x_BTD.shape[-1])
+        norm = Norm(f"{self.name}/{name}", gain_D, knobs, noted)
+        read = norm(x_BTD)
+        if "post" in knobs.placement:
+            read = jnp.where(knobs.placement["post"], x_BTD, read)
+        return read, norm
+
+    def _after(
+        self, name: str, x_BTD: Array, out_BTD: Array, knobs: ModelKnobs, norm: Norm
+    ) -> Array:
+        """The stream with the sublayer's output in it."""
+        if "sandwich" in knobs.placement:
+            gain_D = SandwichNorm(name=f"{name}_sandwich")(x_BTD.shape[-1])
+            second = replace(norm, place=f"{norm.place} out", gain=gain_D)
+            out_BTD = jnp.where(knobs.placement["sandwich"], second(out_BTD), out_BTD)
+        x_BTD = _times(x_BTD, knobs.residual) + out_BTD
+        if "post" in knobs.placement:
+            after = replace(norm, place=f"{norm.place} sum")
+            x_BTD = jnp.where(knobs.placement["post"], after(x_BTD), x_BTD)
+        return x_BTD
 
 
 def _rematerialized(remat: str) -> type[Block]:
@@ -217,7 +289,8 @@ class Transformer(nn.Module):
     would be moved back in silence).
 
     Intermediates: "residual", the stream [B, T, D] after the embedding and after each block; "attention", the
-    statistics of each layer when asked for; "cache", the cache with the tokens in it. What nobody reads is not computed.
+    statistics of each layer when asked for; "norm_statistics", BatchNorm's of this batch by place; "cache", the cache
+    with the tokens in it. What nobody reads is not computed.
     """
 
     arch: Architecture
@@ -249,25 +322,31 @@ class Transformer(nn.Module):
             positions_BT = positions.by_index(tokens_BT.shape[1])
         x_BTD = self._embed(tokens_BT, positions_BT, knobs).astype(a.activations)
         placement = place(a, knobs, positions_BT, cache)
-        residual, layer_stats, blocks = {"after embedding": x_BTD}, [], []
+        residual, layers = {"after embedding": x_BTD}, []
+        noted: dict[str, tuple[Array, Array]] = {}
         block = _rematerialized(a.remat)
         for layer in range(a.layers):
             name = f"block_{layer:02d}"
             held = None if cache is None else cache.block(layer)
-            x_BTD, s, held = block(a, name=name)(x_BTD, mask, knobs, placement, stats, held)
+            x_BTD, notes = block(a, name=name)(x_BTD, mask, knobs, placement, stats, held)
             residual[f"after {name}"] = x_BTD
-            layer_stats.append(s)
-            if held is not None:
-                blocks.append(held)
-        x_BTD = _norm(x_BTD, _gain(self, "final_norm_gain", a.width), knobs.norm_center)
+            noted.update(notes["norm_statistics"])
+            layers.append(notes)
+        norm = Norm("final", _gain(self, "final_norm_gain", a.width), knobs, noted)
+        normed_BTD = norm(x_BTD)
+        if "post" in knobs.placement:
+            normed_BTD = jnp.where(knobs.placement["post"], x_BTD, normed_BTD)
         # A loss of logits rounded to bfloat16 comes in steps (optax#1020), so they leave the product as float32.
         head = _kernel(self, "head_kernel", a.width, a.vocab_size)
-        logits_BTV = _matmul(x_BTD, head, jnp.float32)
+        logits_BTV = _matmul(normed_BTD, head, jnp.float32)
         aux: dict[str, Any] = {
-            "residual": residual, "attention": layer_stats if stats else [], "cache": None
-        }  # fmt: skip
+            "residual": residual,
+            "attention": [notes["attention"] for notes in layers] if stats else [],
+            "norm_statistics": noted,
+            "cache": None,
+        }
         if cache is not None:
-            aux["cache"] = Cache.of(blocks)
+            aux["cache"] = Cache.of([notes["held"] for notes in layers])
             logits_BTV = jnp.where(aux["cache"].fits(), logits_BTV, jnp.nan)
         return logits_BTV, aux
 
@@ -287,21 +366,31 @@ class Transformer(nn.Module):
         return x_BTD
 
 
-def init(arch: Architecture, seed: Array) -> Params:
-    """Parameters of one member from its uint32 seed (may be traced): a nested dict of float32 arrays."""
+def init(arch: Architecture, seed: Array, gain: Array | float = 1.0) -> Params:
+    """Parameters of one member from its uint32 seed: a nested dict of float32 arrays.
+
+    `gain` multiplies every kernel: sqrt(1/3) gives the variance of PyTorch's Linear. Both may be traced.
+    """
     zero = jnp.float32(0.0)
     knobs = ModelKnobs(
         positions=dict.fromkeys(arch.position_families, zero),
         qk_norm=dict.fromkeys(arch.qk_norms, jnp.bool_(False)),
         norm_center=zero,
         logit_scale=zero,
+        norm=dict.fromkeys(arch.norms, jnp.bool_(False)),
+        placement=dict.fromkeys(arch.placements, jnp.bool_(False)),
+        learned_scale=dict.fromkeys(arch.learned_scale, zero),
     )
     tokens = jnp.zeros((1, 1), jnp.int32)
     one = jnp.ones((1, 1, 1), jnp.int32)
     mask = Mask(lo=one - 1, hi=one, dense=None, kv_len=1)
-    return Transformer(arch).init(jax.random.key(seed, impl="threefry2x32"), tokens, mask, knobs)[
-        "params"
-    ]
+    key = jax.random.key(seed, impl="threefry2x32")
+    params = Transformer(arch).init(key, tokens, mask, knobs)["params"]
+
+    def scaled(path: tuple[jax.tree_util.DictKey, ...], leaf: Array) -> Array:
+        return leaf * gain if str(path[-1].key).endswith("_kernel") else leaf
+
+    return jax.tree_util.tree_map_with_path(scaled, params)
 
 
 def apply(

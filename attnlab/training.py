@@ -54,7 +54,7 @@ class Task:
 
 def init_state(task: Task, knobs: Knobs) -> TrainState:
     """A member before its first update."""
-    params = model.init(task.architecture, knobs.seed_init)
+    params = model.init(task.architecture, knobs.seed_init, knobs.init_gain)
     return TrainState(
         params=params,
         moments=optimizer.init(params),

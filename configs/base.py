@@ -22,6 +22,7 @@ def get_config(arg: str = "") -> ConfigDict:
         "shakespeare"  # STATIC  | tinyshakespeare | text:PATH | hf:NAME | tokens:PATH | random:V
     )
     c.tokenizer = "char"  # STATIC  char | bytes | bpe:V, trained on the training split; for texts
+    c.packing = "none"  # STATIC  none | documents: a window's documents do not see each other
     c.context = 32  # STATIC  T, tokens the model sees at once
     c.batch_size = 32  # STATIC  windows per update
     c.accumulation = 1  # STATIC  micro-batches per update, must divide batch_size
@@ -43,11 +44,18 @@ def get_config(arg: str = "") -> ConfigDict:
     c.model.heads = 4  # STATIC  N, must divide the width
     c.model.kv_heads = 4  # STATIC  K, must divide the heads
     c.model.mlp_ratio = 4  # STATIC  F / D
-    c.model.norm = "layernorm"  # DATA    layernorm | rmsnorm, before each sublayer
+    c.model.norm = "layernorm"  # DATA    | rmsnorm | batchnorm | batchnorm_by_position | none
+    c.model.norm_placement = "pre"  # DATA    pre | post | sandwich
+    c.model.residual = 1.0  # DATA    the stream times this, plus the sublayer's output
+    c.model.attention_branch = 1.0  # DATA    multiplies the output of attention; 0: none
+    c.model.mlp_branch = 1.0  # DATA    the same for the MLP
+    c.model.init_gain = 1.0  # DATA    multiplies kernels at the start; 0.577: PyTorch's variance
     c.model.qk_norm = "none"  # DATA    none | layernorm | rmsnorm | l2
     c.model.logit_scale = (
-        "inv_sqrt_head_dim"  # DATA  | inv_head_dim | inv_sqrt_width | none | a number
+        "inv_sqrt_head_dim"  # DATA  | inv_head_dim | inv_sqrt_width | none | uniform | a number
     )
+    c.model.learn_logit_scale = False  # DATA    a factor per layer that starts at 1
+    c.model.softcap = "none"  # STATIC  none | a number: logits become c tanh(logits / c)
     c.model.attention = "auto"  # STATIC  auto | dense | blockwise | ...
     c.model.activations = "float32"  # STATIC  float32 | bfloat16; logits and softmax stay float32
     c.model.remat = "none"  # STATIC  done again backward: none | dots (all but matmuls) | block

@@ -47,19 +47,26 @@ def _quick():
 
 
 def with_families(arch=ARCH, families=(), qk_norms=(), **changes):
+    """The architecture with these families, sorted."""
     return dataclasses.replace(
         arch, position_families=tuple(sorted(families)), qk_norms=tuple(qk_norms), **changes
     )
 
 
-def knobs(arch, families=None, qk_norm=None, center=1.0, scale=0.4):
-    """Gates of the architecture's families: on where named, all on by default."""
+def knobs(
+    arch, families=None, qk_norm=None, center=1.0, scale=0.4, norm=None, placement="pre", **changes
+):
+    """Gates of the architecture's families: on where named, all positions on by default."""
     on = arch.position_families if families is None else families
     return ModelKnobs(
         positions={f: jnp.float32(f in on) for f in arch.position_families},
         qk_norm={k: jnp.bool_(k == qk_norm) for k in arch.qk_norms},
         norm_center=jnp.float32(center),
         logit_scale=jnp.float32(scale),
+        norm={k: jnp.bool_(k == norm) for k in arch.norms},
+        placement={k: jnp.bool_(k == placement) for k in arch.placements},
+        learned_scale={k: jnp.float32(1) for k in arch.learned_scale},
+        **{k: jnp.float32(v) for k, v in changes.items()},
     )
 
 
@@ -76,6 +83,8 @@ def random_params(arch, seed=0):
         x = rng.normal(size=leaf.shape)
         if name.endswith("gain"):
             return jnp.asarray(1 + 0.3 * x, jnp.float32)
+        if name.endswith("log_scale"):
+            return jnp.asarray(0.5 * x, jnp.float32)
         fan_in = leaf.shape[0] if name.endswith("kernel") else leaf.shape[1]
         return jnp.asarray(x * fan_in**-0.5, jnp.float32)
 
@@ -92,11 +101,14 @@ def forward(arch, params, tokens_BT, mask, knobs, positions_BT=None):
 
 
 def reference(arch, params, tokens_BT, allowed_TT, knobs):
-    """The docstrings' equations in numpy float64, example by example and head by head."""
+    """The docstrings' equations in numpy float64, head by head."""
     p = jax.tree.map(lambda x: np.asarray(x, np.float64), params)
     center, scale = float(knobs.norm_center), float(knobs.logit_scale)
     on = {f: float(g) for f, g in knobs.positions.items()}
-    kind = next((k for k, g in knobs.qk_norm.items() if g), None)
+    kind, norm_kind, placement = (
+        next((k for k, g in gates.items() if g), None)
+        for gates in (knobs.qk_norm, knobs.norm, knobs.placement)
+    )
     N, K, H = arch.heads, arch.kv_heads, arch.head_dim
     T = tokens_BT.shape[1]
     position_T = np.arange(T)
@@ -104,6 +116,23 @@ def reference(arch, params, tokens_BT, allowed_TT, knobs):
     def norm(x, gain, center=center):
         x = x - center * x.mean(-1, keepdims=True)
         return x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6) * gain
+
+    def stream_norm(x_BTD, gain):
+        if norm_kind is None:
+            return norm(x_BTD, gain)
+        if norm_kind == "none":
+            return x_BTD * gain
+        axes = (0,) if norm_kind == "batchnorm_by_position" else (0, 1)
+        x_BTD = x_BTD - x_BTD.mean(axes, keepdims=True)
+        return x_BTD / np.sqrt((x_BTD**2).mean(axes, keepdims=True) + 1e-5) * gain
+
+    def sublayer(x_BTD, f, gain, second_gain, branch):
+        read = x_BTD if placement == "post" else stream_norm(x_BTD, gain)
+        out = float(branch) * f(read)
+        if placement == "sandwich":
+            out = stream_norm(out, second_gain)
+        x_BTD = float(knobs.residual) * x_BTD + out
+        return stream_norm(x_BTD, gain) if placement == "post" else x_BTD
 
     def head(x_TH, gain):
         if kind == "l2":
@@ -125,10 +154,12 @@ def reference(arch, params, tokens_BT, allowed_TT, knobs):
             g = n // (N // K)
             q = head(qkv[:, n], gains["query_gain"])
             k = head(qkv[:, N + g], gains["key_gain"])
-            s = scale * q @ k.T
+            s = scale * np.exp(w.get("scale", {"log_scale": 0.0})["log_scale"]) * q @ k.T
             if on.get("alibi"):
                 slope = 2.0 ** (-8 * (n + 1) / N)
                 s = s - slope * np.abs(position_T[:, None] - position_T[None, :])
+            if arch.softcap is not None:
+                s = arch.softcap * np.tanh(s / arch.softcap)
             e = np.where(allowed_TT, np.exp(s), 0.0)
             weights = e / np.maximum(e.sum(-1, keepdims=True), 1e-300)
             out_TNH[:, n] = weights @ qkv[:, N + K + g]
@@ -137,22 +168,26 @@ def reference(arch, params, tokens_BT, allowed_TT, knobs):
     def gelu(x):
         return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
 
-    logits = []
-    for tokens_T in tokens_BT:
-        x = p["embedding"][tokens_T]
-        if on.get("learned"):
-            x = x + p["positions"]["table"][:T]
-        if on.get("sinusoidal"):
-            angles = position_T[:, None] * 1e4 ** (-np.arange(0, arch.width, 2) / arch.width)
-            wave = np.concatenate([np.sin(angles), np.cos(angles)], -1)
-            x = x + wave * arch.width**-0.5
-        for layer in range(arch.layers):
-            w = p[f"block_{layer:02d}"]
-            x = x + attention(norm(x, w["attention_norm_gain"]), w["attention"])
-            hidden = gelu(norm(x, w["mlp_norm_gain"]) @ w["mlp"]["up_kernel"])
-            x = x + hidden @ w["mlp"]["down_kernel"]
-        logits.append(norm(x, p["final_norm_gain"]) @ p["head_kernel"])
-    return np.stack(logits)
+    def mlp(x_BTD, w):
+        return gelu(x_BTD @ w["up_kernel"]) @ w["down_kernel"]
+
+    x = p["embedding"][tokens_BT]
+    if on.get("learned"):
+        x = x + p["positions"]["table"][:T]
+    if on.get("sinusoidal"):
+        angles = position_T[:, None] * 1e4 ** (-np.arange(0, arch.width, 2) / arch.width)
+        wave = np.concatenate([np.sin(angles), np.cos(angles)], -1)
+        x = x + wave * arch.width**-0.5
+    for layer in range(arch.layers):
+        w = p[f"block_{layer:02d}"]
+        for name, f, branch in (
+            ("attention", lambda x, w=w: np.stack([attention(e, w["attention"]) for e in x]), knobs.attention),
+            ("mlp", lambda x, w=w: mlp(x, w["mlp"]), knobs.mlp),
+        ):  # fmt: skip
+            second = w.get(f"{name}_sandwich", {"gain": 1.0})["gain"]
+            x = sublayer(x, f, w[f"{name}_norm_gain"], second, branch)
+    x = x if placement == "post" else stream_norm(x, p["final_norm_gain"])
+    return x @ p["head_kernel"]
 
 
 EVERYTHING = with_families(ARCH, positions.FAMILIES, norms.QK_NORMS, layers=2, heads=4, kv_heads=2)
@@ -180,6 +215,100 @@ def test_the_network_equals_its_equations_in_float64(mask, families, qk_norm, ce
     allowed = np.asarray(parsed.as_array())[0, 0]
     expected = reference(EVERYTHING, params, TOKENS_BT, allowed, gates)
     np.testing.assert_allclose(logits, expected, atol=2e-5)
+
+
+BLOCKS = with_families(
+    ARCH, norms=norms.GATED_NORMS, placements=("post", "sandwich"), learned_scale=("learned",),
+    softcap=2.0, layers=2,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {},
+        {"placement": "post"},
+        {"placement": "sandwich", "center": 0.0},
+        {"norm": "none"},
+        {"norm": "batchnorm"},
+        {"norm": "batchnorm_by_position", "placement": "post"},
+        {"residual": 0.0},
+        {"attention": 0.0, "mlp": 0.0},
+        {"attention": 0.5, "mlp": 0.25, "residual": 0.7, "placement": "sandwich"},
+        {"scale": 0.0},
+    ],
+    ids=str,
+)
+def test_every_kind_of_block_equals_its_equations_in_float64(change):
+    """One program for all of these: norms and their places, branches, a learned scale and a cap."""
+    gates, params, mask = knobs(BLOCKS, **change), random_params(BLOCKS), masks.causal(T)
+    logits = forward(BLOCKS, params, TOKENS_BT, mask, gates)
+    allowed = np.asarray(mask.as_array())[0, 0]
+    expected = reference(BLOCKS, params, TOKENS_BT, allowed, gates)
+    np.testing.assert_allclose(logits, expected, atol=2e-5)
+
+
+def test_without_branches_the_network_is_a_bigram_model():
+    gates = knobs(BLOCKS, attention=0.0, mlp=0.0)
+    tokens = np.array([[3, 1, 4], [5, 1, 3]], np.int32)
+    logits = forward(BLOCKS, random_params(BLOCKS), tokens, masks.causal(3), gates)
+    np.testing.assert_array_equal(logits[0, 1], logits[1, 1])
+    np.testing.assert_array_equal(logits[0, 0], logits[1, 2])
+
+
+@pytest.mark.parametrize(
+    ("norm", "sees_examples", "sees_future"),
+    [(None, False, False), ("batchnorm", True, True), ("batchnorm_by_position", True, False)],
+)
+def test_only_batchnorm_sees_other_examples_and_over_time_the_future(
+    norm, sees_examples, sees_future
+):
+    def logits(tokens):
+        gates = knobs(BLOCKS, norm=norm)
+        return np.asarray(forward(BLOCKS, random_params(BLOCKS), tokens, masks.causal(T), gates))
+
+    before, other_example, later_token = TOKENS_BT, TOKENS_BT.copy(), TOKENS_BT.copy()
+    other_example[1] = (other_example[1] + 1) % V
+    later_token[0, -1] += 1
+    moved = logits(other_example)[0] != logits(before)[0]
+    assert moved.any() == sees_examples
+    moved = logits(later_token)[0, :-1] != logits(before)[0, :-1]
+    assert moved.any() == sees_future
+
+
+@pytest.mark.parametrize("norm", ["batchnorm", "batchnorm_by_position"])
+def test_given_statistics_replace_those_of_the_batch(norm):
+    """What evaluation mode of BatchNorm is: an example alone gives what it gave among those the statistics are of."""
+    gates, params, mask = knobs(BLOCKS, norm=norm), random_params(BLOCKS), masks.causal(T)
+    run = jax.jit(lambda tokens, gates: model.apply(BLOCKS, params, tokens, mask, gates))
+    together, aux = run(TOKENS_BT, gates)
+    fixed = dataclasses.replace(gates, norm_statistics=aux["norm_statistics"])
+    alone, _ = run(TOKENS_BT[:1], fixed)
+    np.testing.assert_allclose(alone[0], together[0], atol=1e-5)
+    assert np.abs(run(TOKENS_BT[:1], gates)[0][0] - together[0]).max() > 1e-2
+
+
+def test_the_learned_scale_is_trained_where_its_gate_is_on():
+    params, mask = random_params(BLOCKS), masks.causal(T)
+
+    @jax.jit
+    def gradient(gate):
+        gates = dataclasses.replace(knobs(BLOCKS), learned_scale={"learned": gate})
+        loss = lambda p: jnp.sum(jnp.sin(model.apply(BLOCKS, p, TOKENS_BT, mask, gates)[0]))  # noqa: E731
+        return jax.grad(loss)(params)["block_01"]["attention"]["scale"]["log_scale"]
+
+    assert gradient(0.0) == 0.0
+    assert abs(gradient(1.0)) > 1e-4
+
+
+def test_the_gain_of_the_start_multiplies_kernels_and_nothing_else():
+    plain, half = (
+        jax.jit(model.init, static_argnums=0)(BLOCKS, jnp.uint32(3), g) for g in (1.0, 0.5)
+    )
+    for path, leaf in jax.tree_util.tree_leaves_with_path(plain):
+        factor = 0.5 if path[-1].key.endswith("_kernel") else 1.0
+        other = functools.reduce(lambda tree, key: tree[key.key], path, half)
+        np.testing.assert_array_equal(other, factor * leaf, err_msg=str(path))
 
 
 # What may depend on what
