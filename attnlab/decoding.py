@@ -159,7 +159,7 @@ def _generate(
     heat = jnp.float32(choice.temperature)
     cache, used = None, context
     for index in range(count):
-        draw = (jax.random.fold_in(key, index), heat)
+        draw = (key, np.uint32(index), heat)
         if used == context:
             window = windows.first(tokens) if cache is None else windows.next(tokens)
             used = len(window)
@@ -176,12 +176,13 @@ def _generate(
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _prefill(
     arch: Architecture, top_k: int | None, params: Params, knobs: ModelKnobs, mask: Mask,
-    tokens_1S: Array, count: Array, key: Array, temperature: Array,
+    tokens_1S: Array, count: Array, key: Array, index: Array, temperature: Array,
 ) -> tuple[Array, Cache]:  # fmt: skip
     """The token after the first `count` of a padded context. Nobody reads the padding: `least_prompt` sees to it."""
     empty = kv_cache.empty(arch, batch=1, slots=tokens_1S.shape[1])
     logits_1SV, cache = read(arch, params, knobs, mask, empty, tokens_1S)
     last_1V = jax.lax.dynamic_index_in_dim(logits_1SV, count - 1, axis=1, keepdims=False)
+    key = jax.random.fold_in(key, index)
     token_1 = choose(last_1V, key, temperature=temperature, top_k=top_k)
     return token_1[0], dataclasses.replace(cache, length=count)
 
@@ -189,8 +190,9 @@ def _prefill(
 @functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=5)
 def _step(
     arch: Architecture, top_k: int | None, params: Params, knobs: ModelKnobs, mask: Mask,
-    cache: Cache, token_11: Array, key: Array, temperature: Array,
+    cache: Cache, token_11: Array, key: Array, index: Array, temperature: Array,
 ) -> tuple[Array, Cache]:  # fmt: skip
     """The token after the one given, which is read into the cache."""
     logits_11V, cache = read(arch, params, knobs, mask, cache, token_11)
+    key = jax.random.fold_in(key, index)
     return choose(logits_11V[:, 0], key, temperature=temperature, top_k=top_k)[0], cache

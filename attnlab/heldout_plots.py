@@ -27,7 +27,7 @@ def loss_by_position(
     """
     positions_T = np.arange(1, len(loss_T) + 1)
     with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(6.4, 3.8), layout="constrained")
+        figure = Figure(figsize=(6.4, 4.0), layout="constrained")
         axis = figure.subplots()
         axis.set_title(title, loc="left")
         axis.plot(positions_T, loss_T, ".", color=COLOURS[0], ms=3, alpha=0.5, label="one position")
@@ -44,11 +44,12 @@ def loss_by_position(
         for name, nats in references.items():
             axis.axhline(nats, color="0.35", linewidth=0.9, linestyle=(0, (4, 3)), zorder=1)
             axis.annotate(
-                f"{name} {nats:.3f}", (1.0, nats), xycoords=("axes fraction", "data"),
+                f"{name.replace('_', '-')} {nats:.3f}", (1.0, nats), xycoords=("axes fraction", "data"),
                 xytext=(4, 0), textcoords="offset points", va="center", color="0.35", size=8,
             )  # fmt: skip
         axis.set_ylabel("loss, nats per token")
         axis.set_xlabel("target position in the window, from 1")
         axis.xaxis.set_major_locator(MaxNLocator(9, integer=True))
-        axis.legend(loc="upper right")
+        # Below the frame, where no line can run through it.
+        axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.15), ncols=3, fontsize=8)
     return figure

@@ -9,7 +9,7 @@ import pytest
 import tiny
 import trained_run
 
-from attnlab import evaluate, heldout, heldout_plots, members
+from attnlab import cli, evaluate, heldout, heldout_plots, members
 from attnlab.data import references
 from attnlab.statistics import Interval
 
@@ -147,6 +147,17 @@ def test_bad_requests_get_one_line(trained_workdir, words, parts, capsys):
     for part in parts:
         assert part in str(error.value)
     assert capsys.readouterr().out == ""
+
+
+def test_the_command_line_says_it_in_one_line_and_exits_with_2(trained_workdir, capsys):
+    words = ["eval", str(trained_workdir), "--member", "learned s0"]
+    assert cli.main([*words, "--windows", "25"]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("attnlab: --windows: got 25; allowed: 1..24")
+    assert err.count("\n") == 1
+    assert cli.main(["eval", str(trained_workdir)]) == 2
+    assert "--member: the sweep has 3" in capsys.readouterr().err
 
 
 def test_blocks_without_a_target_are_refused(trained_workdir):

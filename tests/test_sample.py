@@ -6,8 +6,11 @@ import pytest
 import tiny
 import trained_run
 
-from attnlab import sample
+from attnlab import cli, sample
 from attnlab.data.vocabulary import ByteVocabulary, CharVocabulary, NumberVocabulary
+
+
+TOP = ("--top-k", "5")  # the same for all, because it is compiled for
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -28,7 +31,7 @@ def run(workdir, *words, member="learned s0"):
 
 
 def test_the_text_begins_with_the_prompt_and_a_seed_decides_the_rest(trained_workdir, capsys):
-    words = ("--prompt", "abc", "--tokens", "20", "--temperature", "0.9", "--top-k", "5")
+    words = ("--prompt", "abc", "--tokens", "20", "--temperature", "0.9", *TOP)
     texts = []
     for seed in ("1", "1", "2"):
         assert run(trained_workdir, *words, "--seed", seed) == 0
@@ -44,7 +47,7 @@ def test_the_text_begins_with_the_prompt_and_a_seed_decides_the_rest(trained_wor
 
 def test_the_end_of_a_long_prompt_is_read_and_that_is_said(trained_workdir, capsys):
     """The text goes on as from the last tokens alone; what is printed is all of it."""
-    greedy = ("--tokens", "6", "--temperature", "0")
+    greedy = ("--tokens", "6", "--temperature", "0", *TOP)
     run(trained_workdir, "--prompt", "a" * 5 + "abcdefgh", *greedy)
     out, err = capsys.readouterr()
     assert "of 13 tokens the last 8 are read" in err
@@ -53,7 +56,7 @@ def test_the_end_of_a_long_prompt_is_read_and_that_is_said(trained_workdir, caps
 
 
 def test_a_member_trained_with_bos_needs_no_prompt(trained_workdir, capsys):
-    assert run(trained_workdir, "--prompt", "", "--tokens", "9", member="window s0") == 0
+    assert run(trained_workdir, "--prompt", "", "--tokens", "9", *TOP, member="window s0") == 0
     assert len(capsys.readouterr().out) == 10
 
 
@@ -78,6 +81,18 @@ def test_bad_requests_get_one_line(trained_workdir, words, member, parts, capsys
         assert part in str(error.value)
     assert "\n" not in str(error.value)
     assert capsys.readouterr().out == ""
+
+
+def test_the_command_line_says_it_in_one_line_and_exits_with_2(trained_workdir, capsys):
+    words = ["sample", str(trained_workdir), "--member", "learned s0", "--prompt"]
+    assert cli.main([*words, "ß"]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert err.startswith("attnlab: --prompt: 'ß' not in the vocabulary")
+    assert cli.main([*words, "a", "--tokens", "3", *TOP]) == 0
+    assert len(capsys.readouterr().out) == 5
+    assert cli.main(["sample", str(trained_workdir / "runs"), "--prompt", "a"]) == 2
+    assert "not a run directory" in capsys.readouterr().err
 
 
 def test_everything_outside_the_vocabulary_is_named_once():
