@@ -9,7 +9,6 @@ import trained_run
 from attnlab import cli, sample
 from attnlab.data.vocabulary import ByteVocabulary, CharVocabulary, NumberVocabulary
 
-
 TOP = ("--top-k", "5")  # the same for all, because it is compiled for
 
 
