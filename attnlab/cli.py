@@ -16,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from attnlab import checks, evaluate, sample
+from attnlab import checks, evaluate, report_command, sample
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 BASE_CONFIG = CHECKOUT / "configs" / "base.py"
@@ -91,6 +91,10 @@ def _parser() -> argparse.ArgumentParser:
     status.add_argument("workdir", type=Path, metavar="WORKDIR")
     status.set_defaults(run=_status)
 
+    report = commands.add_parser("report", help="one page about a sweep, and the tables behind it")
+    report_command.add_arguments(report)
+    report.set_defaults(run=_report)
+
     sync = commands.add_parser("sync", help="send to W&B what is not there yet")
     sync.add_argument("workdir", type=Path, metavar="WORKDIR")
     sync.set_defaults(run=_sync)
@@ -162,8 +166,7 @@ def _reproduce(args: argparse.Namespace, _: list[str]) -> int:
     with _bad_input():
         from attnlab import claims
 
-        experiment = _experiment(claims.experiment_module(args.claim))
-        claim = experiment.CLAIM
+        claim = _experiment(claims.experiment_module(args.claim)).CLAIM
         if args.preset not in claim.presets:
             raise ValueError(f"preset: got {args.preset!r}; allowed: {', '.join(claim.presets)}")
         seeds = claim.seeds if args.seeds is None else args.seeds
@@ -176,7 +179,7 @@ def _reproduce(args: argparse.Namespace, _: list[str]) -> int:
         session = _open_session(plan, args)
     from attnlab import sweeps
 
-    return sweeps.reproduce(experiment, session)
+    return sweeps.reproduce(claim, session)
 
 
 def _train(args: argparse.Namespace, config_flags: list[str]) -> int:
@@ -212,6 +215,15 @@ def _status(args: argparse.Namespace, _: list[str]) -> int:
         rows = status.read(args.workdir)
         console.print_table(str(args.workdir), status.COLUMNS, [row.cells() for row in rows])
     return status.exit_code(rows)
+
+
+def _report(args: argparse.Namespace, _: list[str]) -> int:
+    with _bad_input():
+        from attnlab import claims
+
+        name = report_command.claim_name(args)
+        claim = None if name is None else _experiment(claims.experiment_module(name)).CLAIM
+        return report_command.run(args, claim)
 
 
 def _sync(args: argparse.Namespace, _: list[str]) -> int:

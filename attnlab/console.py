@@ -139,7 +139,7 @@ def print_reports(reports: Sequence[GroupReport], seconds: float) -> None:
 def print_outcome(outcome: Outcome) -> None:
     """The table of arms and the verdicts."""
     title = f"{outcome.claim.name}: {outcome.claim.metric}, at the end"
-    print_table(title, outcomes.ARM_COLUMNS, outcomes.arm_rows(outcome))
+    print_table(title, outcomes.ARM_COLUMNS, outcomes.arm_rows(outcome.arms))
     console = _console()
     for name, value in outcome.references.items():
         console.print(f"reference of the corpus: {name} {value:.4f} nats", markup=False)

@@ -244,7 +244,7 @@ def _reason(verdict: Verdict, rule: Rule, needed: int | None) -> str:
     if needed is None:
         return straddles
     seeds = f"about {needed}" if needed <= 1000 else "more than 1000"
-    return f"{straddles}; if the mean seen here is true, {seeds} seeds would settle it with {POWER:.0%} chance"
+    return f"{straddles}; if the mean seen here is true, {seeds} seeds would settle it with {100 * POWER:g} % chance"
 
 
 def _arm_row(metric: str, arm: str, results: Results) -> ArmRow:

@@ -3,22 +3,22 @@
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from attnlab.judging import FAMILY_LEVEL, POWER, Judgement, Outcome
+from attnlab.judging import FAMILY_LEVEL, POWER, ArmRow, Judgement, Outcome
 from attnlab.statistics import Interval
 
 FORMAT = 2  # of verdict.json; raised when a key changes its meaning or goes away
 ARM_COLUMNS = ("arm", "mean, nats", "95 % CI", "min to max", "perplexity", "seeds")
 
 
-def arm_rows(outcome: Outcome) -> list[tuple[str, ...]]:
+def arm_rows(arms: Iterable[ArmRow]) -> list[tuple[str, ...]]:
     """The table of arms as text, one tuple per arm in the order of `ARM_COLUMNS`; "-" where nothing finished."""
     rows: list[tuple[str, ...]] = []
-    for arm in outcome.arms:
+    for arm in arms:
         values = list(arm.values.values())
         seeds = f"{len(values)} of {arm.runs}" if len(values) < arm.runs else f"{arm.runs}"
         if arm.diverged:
@@ -58,7 +58,7 @@ def power_statement(judgement: Judgement) -> str | None:
     seeds, unit = judgement.seeds_needed, judgement.subclaim.unit
     needed = f"{seeds} paired seeds" if seeds <= 1000 else "more than 1000 paired seeds"
     return (
-        f"to settle this effect with {POWER:.0%} chance takes {needed}; {judgement.interval.n} seeds settle a mean "
+        f"to settle this effect with {100 * POWER:g} % chance takes {needed}; {judgement.interval.n} seeds settle a mean "
         f"that lies {judgement.detectable:.3f} {unit}".rstrip()
         + " or more from the border"
     )

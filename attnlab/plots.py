@@ -26,11 +26,12 @@ from attnlab.rules import Rule, Verdict
 # Okabe & Ito's palette, in the order in which neighbours differ most; dashes say the same in grey.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (8, 2)), (0, (1, 1)))
+# Of words on white: dark enough to be read (a contrast of at least 5 to 1).
 VERDICT_COLOURS = {
-    Verdict.REPRODUCED: "#009E73",
-    Verdict.NOT_REPRODUCED: "#D55E00",
-    Verdict.INCONCLUSIVE: "#B07A00",
-    Verdict.INVALID: "#6E6E6E",
+    Verdict.REPRODUCED: "#006B4C",
+    Verdict.NOT_REPRODUCED: "#A83F00",
+    Verdict.INCONCLUSIVE: "#735400",
+    Verdict.INVALID: "#57606A",
 }
 STYLE: dict[Any, Any] = {
     "font.size": 9.0,
@@ -44,6 +45,10 @@ STYLE: dict[Any, Any] = {
     "savefig.dpi": 160,
     "svg.hashsalt": "attnlab",  # equal figures give equal files
 }
+
+
+class NothingToDrawError(ValueError):
+    """No run has what the figure shows."""
 
 
 def loss_by_tokens(
@@ -166,6 +171,7 @@ def save(figure: Figure, path: str | os.PathLike[str]) -> tuple[Path, Path]:
             try:
                 figure.savefig(partial, format=target.suffix[1:], metadata=no_stamp)
                 os.replace(partial, target)
+                figure.set_layout_engine("none")  # done, and the slower half of the work
             finally:
                 partial.unlink(missing_ok=True)
     return png, svg
@@ -202,6 +208,10 @@ def _draw_curves(curves: Sequence[_Curve]) -> None:
         diverged = int(curve.apart.sum())
         label = f"{curve.label} ({diverged} diverged: x)" if diverged else curve.label
         held_ST = curve.values[~curve.apart]
+        begun_S = np.isfinite(held_ST).any(axis=1)
+        if not begun_S.all():
+            label += f" ({begun_S.sum()} of {len(begun_S)} begun)"
+        held_ST = held_ST[begun_S]
         whole_T = np.isfinite(held_ST).all(axis=0) & (len(held_ST) > 0)
         tokens_T, held_ST = curve.tokens[whole_T], held_ST[:, whole_T]
         mean_T = held_ST.mean(axis=0) if len(held_ST) else []
@@ -287,6 +297,7 @@ def _draw_judgement(axis: Axes, judgement: Judgement) -> None:
     axis.set_title(f"{subclaim.id}  {subclaim.title}{number}", loc="left", size=9)
     axis.set_title(judgement.verdict, loc="right", color=colour, weight="bold", size=9)
     why = textwrap.wrap(judgement.reason, 110) if judgement.verdict is Verdict.INVALID else []
+    why = why if len(why) <= 3 else [*why[:2], f"{why[2]} ..."]
     metric = f"{subclaim.metric}, {subclaim.unit}" if subclaim.unit else subclaim.metric
     axis.set_xlabel("\n".join([metric, *why]), size=8)
     axis.set_yticks([])

@@ -7,7 +7,6 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import jax
@@ -15,6 +14,7 @@ import jax
 from attnlab import console, outcomes, resume
 from attnlab import plan as plan_lib
 from attnlab.checkpoints import Checkpoints, reached_preemption
+from attnlab.claims import Claim
 from attnlab.data import corpora, references
 from attnlab.knobs import set_flat
 from attnlab.plan import Group
@@ -132,8 +132,8 @@ def run(session: Session) -> int:
     return code
 
 
-def reproduce(experiment: ModuleType, session: Session) -> int:
-    """Trains a claim's sweep and judges it; returns the exit code.
+def reproduce(claim: Claim, session: Session) -> int:
+    """Trains a claim's sweep, judges it and writes its report; returns the exit code.
 
     The exit code says whether the experiment ran, not what it found: NOT REPRODUCED is an answer.
     """
@@ -141,15 +141,13 @@ def reproduce(experiment: ModuleType, session: Session) -> int:
     code = train(session)
     paths = {"runs": workdir}
     if code == 0:
-        from attnlab import plots  # matplotlib takes seconds to import: not before it is needed
+        from attnlab import sweep_report  # brings matplotlib, which takes seconds to import
 
-        results = Results(read_runs(workdir))
-        outcome = experiment.judge(results)
+        outcome = claim.judge(Results(read_runs(workdir)))
         paths["verdict"] = workdir / "verdict.json"
         outcomes.write_verdict(outcome, paths["verdict"])
-        for stem, figure in experiment.figures(results, outcome).items():
-            paths[stem.replace("_", " ")], _ = plots.save(figure, workdir / f"{stem}.png")
         console.print_outcome(outcome)
+        paths["report"] = sweep_report.make(workdir, claim, workdir / "report").page
     console.print_paths(paths)
     return code
 

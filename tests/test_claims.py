@@ -90,7 +90,7 @@ def test_verdict_follows_the_interval_of_paired_differences(rule, verdict):
 def test_inconclusive_says_how_many_seeds_would_settle_it():
     judgement = judge_one(above(0.68), runs_ending_at(FINALS))
     assert judgement.seeds_needed == 52  # sd 0.05 at a distance of 0.02: (2.80 * 2.5)^2 + 2
-    assert "about 52 seeds would settle it with 80% chance" in judgement.reason
+    assert "about 52 seeds would settle it with 80 % chance" in judgement.reason
 
 
 def test_mean_on_the_border_asks_for_no_absurd_number_of_seeds():

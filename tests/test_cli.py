@@ -90,6 +90,7 @@ def test_every_run_flag_reaches_the_run(monkeypatch, tmp_path):
         (("train", "--config", "configs/base.py", "--config.objective=mlm"), ("objective", "'mlm'")),
         (("mask", "causal", "--length", "0"), ("--length", "0", "at least 1")),
         (("status", "/no/such/directory"), ("workdir", "/no/such/directory")),
+        (("report", "/no/such/directory"), ("workdir", "/no/such/directory")),
     ],
 )  # fmt: skip
 def test_bad_input_gets_one_line_naming_field_and_value(
@@ -147,7 +148,10 @@ def test_reproduce_ends_with_verdicts_one_trace_and_a_run_per_member(attnlab):
     assert len(runs) == 10
     assert {run.status for run in runs} == {"finished"}
     assert len(list((work / "wandb").rglob("*.wandb"))) == 10
-    assert (work / "loss_by_tokens.png").stat().st_size > 10_000
+    assert f"report: {Path('work') / 'report' / 'report.html'}" in output
+    page = (work / "report" / "report.html").read_text()
+    assert all(f">{v}</span>" in page for v in verdict["verdicts"].values())
+    assert (work / "report" / "figures" / "loss_by_tokens.png").stat().st_size > 10_000
     assert sorted(p.name for p in attnlab.cwd.iterdir()) == ["configs", "experiments", "work"]
     home = {p.relative_to(attnlab.home).parts[:2] for p in attnlab.home.rglob("*")}
     assert home <= {(".cache",), (".config",), (".cache", "matplotlib"), (".config", "matplotlib")}

@@ -22,7 +22,7 @@ def with_diverged(arm: str):
 
 
 def test_table_of_arms():
-    rows = outcomes.arm_rows(outcome_of(above(0.5), runs=with_diverged("other")))
+    rows = outcomes.arm_rows(outcome_of(above(0.5), runs=with_diverged("other")).arms)
     assert all(len(row) == len(outcomes.ARM_COLUMNS) for row in rows)
     assert rows[0] == ("treated", "2.650", "2.526 to 2.774", "2.600 to 2.700", "14.15", "3")
     assert rows[2][0] == "other"
@@ -34,7 +34,7 @@ def test_table_row_of_an_arm_where_nothing_finished():
         replace(r, status="diverged") if r.id.startswith("other") else r
         for r in runs_ending_at(FINALS)
     ]
-    rows = outcomes.arm_rows(outcome_of(above(0.5), runs=runs))
+    rows = outcomes.arm_rows(outcome_of(above(0.5), runs=runs).arms)
     assert rows[2] == ("other", "-", "-", "-", "-", "0 of 3 (3 diverged)")
 
 

@@ -61,6 +61,7 @@ ROOMS = {
         "sample",
         "evaluate",
         "report_command",
+        "sweep_report",
         "compile_cache",
         "bench",
     ),

@@ -74,6 +74,13 @@ def test_mean_stops_where_a_seed_has_not_got_yet():
     np.testing.assert_allclose(line(axis, "a").get_ydata(), [4.0, 3.1])
 
 
+def test_seed_without_a_row_takes_no_line_away_and_is_counted():
+    runs = [fake_run("a", 0, [4.0, 3.0]), fake_run("a", 1, [], status="waiting")]
+    (axis,) = plots.loss_by_tokens(Results(runs), ["a"]).axes
+    assert line(axis, "a").get_label() == "a (1 of 2 begun)"
+    np.testing.assert_allclose(line(axis, "a").get_ydata(), [4.0, 3.0])
+
+
 def test_panels_share_the_scale_and_references_are_labelled_once():
     results = Results(runs_ending_at({"a": [2.0, 2.1], "b": [3.0, 3.1]}))
     figure = plots.loss_by_tokens(
