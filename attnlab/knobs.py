@@ -94,8 +94,9 @@ class ModelKnobs:
     """Gates and scales inside the network; every leaf a scalar, one gate per family of the architecture.
 
     `positions`: float32, 1 on and 0 off. `qk_norm`: bool. `norm_center`: float32, 1 LayerNorm and 0 RMSNorm.
-    `logit_scale`: float32, multiplies q.k, and is where a learned scale starts. `residual`, `attention`, `mlp`: float32,
-    multiply what enters the sum after each sublayer. `norm`, `placement`: bool. `learned_scale`: float32, 1 on, 0 off.
+    `logit_scale`: float32, multiplies q.k, and is where a learned scale starts. `attention`, `mlp`: float32,
+    multiply the output of each sublayer, and 0 leaves the stream as it is. `residual`: float32, multiplies the stream
+    that the output of a sublayer is added to. `norm`, `placement`: bool. `learned_scale`: float32, 1 on, 0 off.
     `norm_statistics`: what BatchNorm uses instead of the batch at hand, by place; empty in training.
     """
 

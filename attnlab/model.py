@@ -217,9 +217,9 @@ class Block(nn.Module):
         mlp = Mlp(self.arch.mlp_width, name="mlp")
         read, norm = self._before("attention", x_BTD, knobs, noted)
         out_BTD, attention_stats, held = attention(read, mask, knobs, placement, stats, held)
-        x_BTD = self._after("attention", x_BTD, _times(out_BTD, knobs.attention), knobs, norm)
+        x_BTD = self._after("attention", x_BTD, out_BTD, knobs.attention, knobs, norm)
         read, norm = self._before("mlp", x_BTD, knobs, noted)
-        x_BTD = self._after("mlp", x_BTD, _times(mlp(read), knobs.mlp), knobs, norm)
+        x_BTD = self._after("mlp", x_BTD, mlp(read), knobs.mlp, knobs, norm)
         return x_BTD, {"attention": attention_stats, "held": held, "norm_statistics": noted}
 
     def _before(
@@ -234,14 +234,15 @@ class Block(nn.Module):
         return read, norm
 
     def _after(
-        self, name: str, x_BTD: Array, out_BTD: Array, knobs: ModelKnobs, norm: Norm
+        self, name: str, x_BTD: Array, out_BTD: Array, branch: Array, knobs: ModelKnobs, norm: Norm
     ) -> Array:
         """The stream with the sublayer's output in it."""
         if "sandwich" in knobs.placement:
             gain_D = SandwichNorm(name=f"{name}_sandwich")(x_BTD.shape[-1])
             second = replace(norm, place=f"{norm.place} out", gain=gain_D)
             out_BTD = jnp.where(knobs.placement["sandwich"], second(out_BTD), out_BTD)
-        x_BTD = _times(x_BTD, knobs.residual) + out_BTD
+        # A branch that is off leaves the stream alone, with or without a residual path.
+        x_BTD = _times(x_BTD, 1 - branch * (1 - knobs.residual)) + _times(out_BTD, branch)
         if "post" in knobs.placement:
             after = replace(norm, place=f"{norm.place} sum")
             x_BTD = jnp.where(knobs.placement["post"], after(x_BTD), x_BTD)

@@ -128,10 +128,11 @@ def reference(arch, params, tokens_BT, allowed_TT, knobs):
 
     def sublayer(x_BTD, f, gain, second_gain, branch):
         read = x_BTD if placement == "post" else stream_norm(x_BTD, gain)
-        out = float(branch) * f(read)
+        out = f(read)
         if placement == "sandwich":
             out = stream_norm(out, second_gain)
-        x_BTD = float(knobs.residual) * x_BTD + out
+        branch, residual = float(branch), float(knobs.residual)
+        x_BTD = (1 - branch) * x_BTD + branch * (residual * x_BTD + out)
         return stream_norm(x_BTD, gain) if placement == "post" else x_BTD
 
     def head(x_TH, gain):
@@ -234,6 +235,7 @@ BLOCKS = with_families(
         {"norm": "batchnorm_by_position", "placement": "post"},
         {"residual": 0.0},
         {"attention": 0.0, "mlp": 0.0},
+        {"mlp": 0.0, "residual": 0.0},
         {"attention": 0.5, "mlp": 0.25, "residual": 0.7, "placement": "sandwich"},
         {"scale": 0.0},
     ],
