@@ -16,7 +16,7 @@ PYTHON_VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_
 FOUND := $(if $(PYTHON_VERSION),Python $(PYTHON_VERSION),not a Python)
 INSTALLED := $(VENV)/.installed-python$(PYTHON_VERSION)
 
-.PHONY: help install reproduce test test-slow lint format clean
+.PHONY: help install reproduce test test-slow test-faults lint format clean
 
 help:
 	@sed -n '3,7s/^# *//p' $(firstword $(MAKEFILE_LIST))
@@ -32,6 +32,10 @@ test: $(INSTALLED)
 
 test-slow: $(INSTALLED)
 	@$(BIN)/pytest -m slow $(ARGS)
+
+# Kills, full disks, broken checkpoints and the like at every point of a sweep; ends with a table.
+test-faults: $(INSTALLED)
+	@$(BIN)/pytest -m faults -n $(JOBS) $(ARGS)
 
 lint: $(INSTALLED)
 	@$(BIN)/ruff check .
