@@ -13,8 +13,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from browser import Browser, find_chromium
 from fake_runs import fake_run, runs_ending_at
 from fake_sweep import ENVIRONMENT, Member, nope_members, write_sweep
+from matplotlib.image import imread
 from test_claims import FINALS, make_claim
 
 from attnlab import cli, report_command, sweep_report
@@ -505,3 +507,103 @@ def test_verdict_file_and_page_agree(good):
     assert [j["survives_holm"] for j in stored["judgements"]] == [True, True]
     assert stored["gaps"][0]["published"][0]["value"] == 3.59
     assert set(stored["nulls"]) == set(CLAIM.arms)
+
+
+# In a browser
+
+CHROMIUM = find_chromium()
+needs_chromium = pytest.mark.skipif(
+    CHROMIUM is None, reason="no Chromium: install one, or name it in CHROMIUM"
+)
+# The least contrast of any text with what is behind it, and that text.
+CONTRAST = """(() => {
+  const parts = colour => colour.match(/[\\d.]+/g).map(Number);
+  const lum = ([r, g, b]) => [r, g, b].map(v => v / 255).map(v => v <= 0.04045 ? v / 12.92 :
+    ((v + 0.055) / 1.055) ** 2.4).reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
+  const behind = e => { for (; e; e = e.parentElement) {
+    const c = getComputedStyle(e).backgroundColor; if (parts(c)[3] !== 0) return c; } };
+  let least = [99, ''];
+  for (const e of document.querySelectorAll('body *')) {
+    if (![...e.childNodes].some(n => n.nodeType === 3 && n.data.trim())) continue;
+    const two = [getComputedStyle(e).color, behind(e)].map(c => lum(parts(c)));
+    const ratio = (Math.max(...two) + 0.05) / (Math.min(...two) + 0.05);
+    if (ratio < least[0]) least = [ratio, e.textContent.slice(0, 40)];
+  }
+  return least; })()"""
+FITS = "document.documentElement.scrollWidth <= document.documentElement.clientWidth"
+IMAGES = "[...document.images].map(image => image.complete && image.naturalWidth > 100)"
+HEADERS = """[...document.querySelectorAll('table')].map(table =>
+  table.querySelectorAll('thead th[scope=col]').length > 1 &&
+  table.querySelectorAll('tbody tr').length == table.querySelectorAll('tbody th[scope=row]').length &&
+  document.getElementById(table.getAttribute('aria-labelledby')) !== null)"""
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    assert CHROMIUM is not None
+    with Browser(CHROMIUM, tmp_path_factory.mktemp("profile")) as running:
+        yield running
+
+
+def shown(browser: Browser, which: str, request, **how) -> None:
+    """Opens the page of a fixture; nothing may complain, and nothing but the file may be asked for."""
+    url = request.getfixturevalue(which)[1].page.as_uri()
+    browser.complaints.clear()
+    browser.requests.clear()
+    browser.open(url, **how)
+    assert browser.complaints == []
+    assert {r for r in browser.requests if not r.startswith("data:")} == {url}
+
+
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("width", [360, 1280])
+@pytest.mark.parametrize("which", ["good", "bad"])
+@pytest.mark.browser
+@needs_chromium
+def test_page_is_whole_on_phone_and_desk_in_light_and_dark(which, width, dark, browser, request):
+    shown(browser, which, request, width=width, dark=dark)
+    assert browser.ask(FITS), "the page scrolls sideways"
+    images = browser.ask(IMAGES)
+    assert images
+    assert all(images)
+    ratio, text = browser.ask(CONTRAST)
+    assert ratio >= 4.5, text
+    headers = browser.ask(HEADERS)
+    assert len(headers) >= 6
+    assert all(headers)
+
+
+def corner(browser: Browser, path: Path) -> tuple[int, ...]:
+    """Red, green and blue of the first figure's corner, which is paper."""
+    browser.ask("document.images[0].scrollIntoView({block: 'start'})")
+    x, y = browser.ask(
+        "(() => { const box = document.images[0].getBoundingClientRect(); return [box.x, box.y]; })()"
+    )
+    browser.screenshot(path, whole=False)
+    pixel = imread(path)[int(y) + 1, int(x) + 1, :3]
+    return tuple(round(255 * float(value)) for value in pixel)
+
+
+@pytest.mark.browser
+@needs_chromium
+def test_figures_follow_the_colour_scheme(browser, request, tmp_path):
+    found = []
+    for dark in (False, True):
+        shown(browser, "good", request, width=1280, dark=dark)
+        found.append(corner(browser, tmp_path / "shot.png"))
+    assert found == [(255, 255, 255), (0x14, 0x17, 0x1B)]
+
+
+@pytest.mark.browser
+@needs_chromium
+def test_page_prints_black_on_white_and_within_the_paper(browser, request, tmp_path):
+    # A4 less its margins is 182 mm, or 688 CSS pixels.
+    shown(browser, "good", request, width=688, dark=True, media="print")
+    assert browser.ask(FITS)
+    assert browser.ask("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    assert browser.ask("getComputedStyle(document.querySelector('nav')).display") == "none"
+    scrolling = "[...document.querySelectorAll('.scroll')].filter(box => box.scrollWidth > 690)"
+    assert browser.ask(f"{scrolling}.map(box => box.ariaLabel)") == [], "cut off on paper"
+    assert corner(browser, tmp_path / "shot.png") == (255, 255, 255), "figures, too"
+    browser.pdf(tmp_path / "page.pdf")
+    assert (tmp_path / "page.pdf").read_bytes().startswith(b"%PDF")

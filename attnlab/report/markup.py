@@ -147,7 +147,7 @@ def _themed(svg: str) -> str:
     dark = ";".join(f"--c{colour[1:]}:{other}" for colour, other in DARK.items())
     style = (
         f"<style>:root{{{light};fill:var(--c000000)}}"
-        f"@media (prefers-color-scheme:dark){{:root{{{dark}}}}}</style>"
+        f"@media screen and (prefers-color-scheme:dark){{:root{{{dark}}}}}</style>"
     )
     named = re.sub(
         r"#[0-9a-f]{6}\b",
