@@ -8,7 +8,6 @@ Exit codes: 0 done; 2 bad input, nothing written; 130 interrupted, what was trai
 
 import argparse
 import importlib
-import importlib.util
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -19,7 +18,6 @@ from typing import Any
 from attnlab import checks, evaluate, report_command, sample
 
 CHECKOUT = Path(__file__).resolve().parent.parent
-BASE_CONFIG = CHECKOUT / "configs" / "base.py"
 BAD_INPUT = 2
 
 
@@ -173,9 +171,8 @@ def _reproduce(args: argparse.Namespace, _: list[str]) -> int:
         if seeds < 2:
             raise ValueError(f"seeds: a verdict needs at least 2, got {seeds}")
         _prepare_machine(args.devices)
-        module, config = _load_config(f"{CHECKOUT / 'configs' / args.claim}.py:{args.preset}", [])
-        overrides = _overrides(module, args.claim, seeds)
-        plan = _plan(f"{args.claim}-{args.preset}", config, overrides)
+        file = _config_file(f"{CHECKOUT / 'configs' / args.claim}.py:{args.preset}")
+        plan = _plan(file.name, file.config, file.members(args.claim, seeds))
         session = _open_session(plan, args)
     from attnlab import sweeps
 
@@ -185,16 +182,16 @@ def _reproduce(args: argparse.Namespace, _: list[str]) -> int:
 def _train(args: argparse.Namespace, config_flags: list[str]) -> int:
     with _bad_input():
         _prepare_machine(args.devices)
-        _, config = _load_config(args.config, config_flags)
-        plan = _plan(_name(args.config), config, [{}])
+        file = _config_file(args.config, config_flags)
+        plan = _plan(file.name, file.config, [{}])
     return _run(plan, args)
 
 
 def _sweep(args: argparse.Namespace, config_flags: list[str]) -> int:
     with _bad_input():
         _prepare_machine(args.devices)
-        module, config = _load_config(args.config, config_flags)
-        plan = _plan(_name(args.config), config, _overrides(module, args.sweep, args.seeds))
+        file = _config_file(args.config, config_flags)
+        plan = _plan(file.name, file.config, file.members(args.sweep, args.seeds))
     return _run(plan, args)
 
 
@@ -267,7 +264,7 @@ def _on_member(run: Callable[..., int]) -> Callable[..., int]:
 
     def command(args: argparse.Namespace, _: list[str]) -> int:
         with _bad_input():
-            return run(args, _load_config(str(BASE_CONFIG), [])[1])
+            return run(args, _base_config())
 
     return command
 
@@ -296,7 +293,7 @@ def _bench(args: argparse.Namespace, _: list[str]) -> int:
         parser.description = updates.__doc__
         updates.add_arguments(parser, args.what)
         flags = parser.parse_args(args.flags)
-        return updates.run(flags, args.what, _load_config(str(BASE_CONFIG), [])[1])
+        return updates.run(flags, args.what, _base_config())
 
 
 def _mask(args: argparse.Namespace, _: list[str]) -> int:
@@ -361,68 +358,23 @@ def _experiment(module: str) -> ModuleType:
     return importlib.import_module(module)
 
 
-def _load_config(spec: str, overrides: list[str]) -> tuple[ModuleType, dict[str, Any]]:
-    """The module of a config file and its configuration, with `--config.x=y` applied and typed."""
-    from attnlab import knobs
+def _config_file(spec: str, overrides: list[str] | None = None) -> Any:
+    from attnlab import config_files
 
-    path_text, _, preset = spec.partition(":")
-    path = Path(path_text)
-    if not path.is_file():
-        raise ValueError(f"--config: no file {path_text!r}; allowed: FILE.py or FILE.py:PRESET")
-    if str(CHECKOUT) not in sys.path:
-        sys.path.insert(0, str(CHECKOUT))
-    module = _module_from(path)
-    config = (module.get_config(preset) if preset else module.get_config()).to_dict()
-    for word in overrides:
-        key, _, text = word.removeprefix("--config.").partition("=")
-        knobs.set_from_text(config, key, text)
-    return module, config
+    return config_files.load(spec, overrides or [])
 
 
-def _module_from(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"config_{path.stem}", path)
-    if spec is None or spec.loader is None:
-        raise ValueError(f"--config: {path} is not a Python file")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    if not hasattr(module, "get_config"):
-        raise ValueError(f"--config: {path} has no get_config(preset)")
-    return module
+def _base_config() -> dict[str, Any]:
+    """The configuration that holds every knob."""
+    from attnlab import config_files
 
-
-def _name(config_spec: str) -> str:
-    """The name of a sweep: the config file's, and its preset."""
-    path, _, preset = config_spec.partition(":")
-    return "-".join(filter(None, [Path(path).stem, preset]))
+    return config_files.load(str(config_files.BASE)).config
 
 
 def _plan(name: str, config: dict[str, Any], overrides: list[dict[str, Any]]) -> Any:
     from attnlab import sweeps
 
-    _, base = _load_config(str(BASE_CONFIG), [])
-    return sweeps.plan(name, sweeps.expand(config, overrides), base)
-
-
-def _overrides(module: ModuleType, sweep: str | None, seeds: int | None) -> list[dict[str, Any]]:
-    """What `sweep_NAME()` of a config module yields; a module without sweeps is one member."""
-    found = sorted(n.removeprefix("sweep_") for n in vars(module) if n.startswith("sweep_"))
-    if sweep is None and not found:
-        if seeds is not None:
-            raise ValueError(
-                f"--seeds: got {seeds}, but this file has no sweep; set config.seed instead"
-            )
-        return [{}]
-    if sweep is None and len(found) > 1:
-        raise ValueError(f"--sweep: the file has several; allowed: {', '.join(found)}")
-    name = sweep or found[0]
-    if name not in found:
-        raise ValueError(
-            f"--sweep: got {name!r}; allowed: {', '.join(found) or 'none in this file'}"
-        )
-    if seeds is not None and seeds < 1:
-        raise ValueError(f"--seeds: must be at least 1, got {seeds}")
-    generate = getattr(module, f"sweep_{name}")
-    return list(generate() if seeds is None else generate(seeds=seeds))
+    return sweeps.plan(name, sweeps.expand(config, overrides), _base_config())
 
 
 if __name__ == "__main__":

@@ -52,6 +52,7 @@ ROOMS = {
     "entry": (
         "cli",
         "__main__",
+        "config_files",
         "console",
         "signals",
         "sweeps",
