@@ -1,6 +1,9 @@
 import hashlib
 import http.server
+import signal
 import socket
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -138,3 +141,108 @@ def test_cache_directory_order(monkeypatch, own, xdg, expected):
         else:
             monkeypatch.setenv(variable, value)
     assert cache.cache_directory() == expected
+
+
+# Directories that are built
+
+
+def test_a_directory_appears_whole(tmp_path):
+    place = tmp_path / "deep" / "made"
+    with cache.building(place) as part:
+        (part / "a").write_text("a")
+        assert not place.exists()
+    assert (place / "a").read_text() == "a"
+    assert list(place.parent.iterdir()) == [place]
+
+
+@pytest.mark.parametrize("error", [ValueError("bad text"), KeyboardInterrupt()])
+def test_whatever_goes_wrong_leaves_no_directory(tmp_path, error):
+    def build():
+        with cache.building(tmp_path / "made") as part:
+            (part / "a").write_text("a")
+            raise error
+
+    with pytest.raises(type(error)):
+        build()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_first_of_two_builders_wins_and_both_are_served(tmp_path):
+    place = tmp_path / "made"
+    with cache.building(place) as mine:
+        (mine / "a").write_text("second")
+        with cache.building(place) as other:
+            (other / "a").write_text("first")
+    assert (place / "a").read_text() == "first"
+    assert list(tmp_path.iterdir()) == [place]
+
+
+def test_a_file_in_the_way_is_one_line(tmp_path):
+    (tmp_path / "made").write_text("in the way")
+    building = cache.building(tmp_path / "made")
+    building.__enter__()
+    with pytest.raises(cache.CorpusError, match=r"made: cannot be written .*nothing was kept"):
+        building.__exit__(None, None, None)
+    assert [p.name for p in tmp_path.iterdir()] == ["made"]
+
+
+BUILDER = """
+import resource, signal, sys, time
+from pathlib import Path
+from attnlab.data import cache
+if sys.argv[2] == "full":
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))  # as on a disk with that much room
+try:
+    with cache.building(Path(sys.argv[1])) as part, (part / "a").open("wb") as file:
+        file.write(b"x" * 50_000)
+        file.flush()
+        print("building", flush=True)
+        if sys.argv[2] == "full":
+            file.write(b"x" * 100_000)
+            file.flush()
+        time.sleep(60)
+except cache.CorpusError as error:
+    print(error)
+    sys.exit(2)
+"""
+
+
+def builder(place, how):
+    process = subprocess.Popen(
+        [sys.executable, "-c", BUILDER, str(place), how],
+        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+    )  # fmt: skip
+    assert process.stdout.readline() == "building\n"
+    return process
+
+
+def test_ctrl_c_leaves_nothing(tmp_path):
+    process = builder(tmp_path / "made", "wait")
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    assert process.returncode != 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_leaves_nothing(tmp_path):
+    process = builder(tmp_path / "made", "full")
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert "cannot be written (File too large); nothing was kept" in out
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_killed_process_leaves_is_never_used_and_removed_by_the_next(tmp_path):
+    place = tmp_path / "made"
+    killed, alive = builder(place, "wait"), builder(place, "wait")
+    killed.kill()
+    killed.communicate(timeout=60)
+    assert not place.exists()
+    assert len(list(tmp_path.glob(".*.part"))) == 2
+    with cache.building(place) as part:
+        assert len(list(tmp_path.glob(".*.part"))) == 2, "that of the living one and this one"
+        (part / "a").write_text("a")
+    alive.send_signal(signal.SIGINT)
+    alive.communicate(timeout=60)
+    assert list(tmp_path.iterdir()) == [place]
+    assert (place / "a").read_text() == "a"
