@@ -23,6 +23,7 @@ import jax.numpy as jnp
 import optax
 from jax import Array
 
+from attnlab import masks
 from attnlab.masks import Mask
 
 MAX_OFFSET = 2
@@ -124,12 +125,16 @@ class Objective:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Batch:
-    """One step's work: `inputs`, `targets` int32 [B, T]; `weights` float32 [B, T]; `mask`, who may read whom."""
+    """One step's work: `inputs`, `targets` int32 [B, T]; `weights` float32 [B, T]; `mask`, who may read whom.
+
+    `positions`: int32 [B, T], of each token in its document; None: that in the window.
+    """
 
     inputs: Array
     targets: Array
     weights: Array
     mask: Mask
+    positions: Array | None = None
 
 
 def window_length(context: int) -> int:
@@ -149,9 +154,20 @@ class Inputs:
 
 
 def make_batch(
-    objective: Objective, window_BW: Array, mask: Mask, *, key: Array, inputs: Inputs
+    objective: Objective,
+    window_BW: Array,
+    mask: Mask,
+    *,
+    key: Array,
+    inputs: Inputs,
+    segments_BW: Array | None = None,
 ) -> Batch:
-    """Applies the objective to windows of tokens, int [B, T + MAX_OFFSET]; `key` draws places and orders."""
+    """Applies the objective to windows of tokens, int [B, T + MAX_OFFSET]; `key` draws places and orders.
+
+    `segments_BW`: int32, which document a token belongs to. Then attention stays within documents, a target in
+    another document than its input has weight 0, and positions count from the first token of each document that the
+    window holds: a document is read as if it stood alone. [BOS] belongs to the first document of its window.
+    """
     B, W = window_BW.shape
     T = W - MAX_OFFSET
     window_BW = _reordered(objective.order, window_BW.astype(jnp.int32), key, inputs.shuffles)
@@ -164,11 +180,20 @@ def make_batch(
     masked_BT &= (index_1T > 0) | ~objective.bos  # [BOS] is known, not to be guessed
     asked_BT = jnp.where(objective.mask_rate > 0, masked_BT, True)
     asked_BT &= index_1T + objective.offset >= objective.prefix
+    positions_BT = None
+    if segments_BW is not None:
+        after_bos_BW = jnp.concatenate([segments_BW[:, :1], segments_BW[:, :-1]], axis=1)
+        segments_BW = jnp.where(objective.bos, after_bos_BW, segments_BW)
+        own_BT = segments_BW[:, :T]
+        asked_BT &= own_BT == jax.lax.dynamic_slice_in_dim(segments_BW, objective.offset, T, axis=1)
+        mask = mask & masks.documents(own_BT, causal=False)
+        positions_BT = masks.positions(own_BT)
     return Batch(
         inputs=jnp.where(masked_BT, inputs.mask_id, inputs_BT),
         targets=targets_BT,
         weights=asked_BT.astype(jnp.float32),
         mask=mask,
+        positions=positions_BT,
     )
 
 

@@ -113,6 +113,11 @@ def group(members: Sequence[Member], corpora: Mapping[tuple[str, str], Corpus]) 
 def _member(sweep: str, config: Mapping[str, Any], corpus: Corpus) -> Member:
     budget = knobs_lib.budget(config)
     _check_windows(corpus, budget, config["context"])
+    if budget.packed and corpus.documents is None:
+        raise ValueError(
+            f"config.packing: got {budget.packing!r}, but corpus {corpus.name!r} has no documents; allowed: none, or "
+            f"a corpus of several (a directory of files, rows of a dataset, shakespeare)"
+        )
     arm = arm_of(config)
     arch = knobs_lib.architecture(
         config, vocab_size=corpus.vocabulary.size, input_size=corpus.vocabulary.input_size

@@ -6,7 +6,7 @@ A batch is a function of (data seed, step), so stopping, resuming and replaying 
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,7 @@ from jax import Array
 from attnlab import health, model, objectives, optimizer
 from attnlab.attention import AttentionStats
 from attnlab.data import sampling
+from attnlab.data.sampling import Data, Windows
 from attnlab.health import Health
 from attnlab.knobs import Architecture, Budget, Knobs
 
@@ -71,17 +72,35 @@ def is_active(state: TrainState, knobs: Knobs) -> Array:
     return running & (state.step < knobs.optimizer.total_steps)
 
 
-def batch_at(task: Task, knobs: Knobs, step: Array, tokens: Array) -> objectives.Batch:
-    """The batch of update number `step`: a function of the data seed and the step."""
-    length = objectives.window_length(task.architecture.context)
-    windows_BW = sampling.windows(
-        tokens, knobs.seed_data, step, batch_size=task.budget.batch_size, length=length
-    )
+def batch_at(task: Task, knobs: Knobs, step: Array, tokens: Data) -> objectives.Batch:
+    """The batch of update number `step`: a function of the data seed and the step.
+
+    Windows that the host has cut must be those of that function.
+    """
+    if not isinstance(tokens, Windows):
+        length = objectives.window_length(task.architecture.context)
+        tokens = sampling.cut(
+            tokens, knobs.seed_data, step, batch_size=task.budget.batch_size, length=length
+        )
     # A different stream from the one that draws the windows, made from the same two numbers.
     key = jax.random.fold_in(sampling.batch_key(knobs.seed_data, step), 1)
+    return _batch(task, knobs, tokens, key)
+
+
+def _batch(task: Task, knobs: Knobs, windows: Windows, key: Array) -> objectives.Batch:
     return objectives.make_batch(
-        knobs.objective, windows_BW, knobs.mask, key=key, inputs=task.inputs
-    )
+        knobs.objective, windows.tokens, knobs.mask,
+        key=key, inputs=task.inputs, segments_BW=windows.segments,
+    )  # fmt: skip
+
+
+def _logits(
+    task: Task, params: model.Params, knobs: Knobs, batch: objectives.Batch, *, stats: bool = False
+) -> tuple[Array, dict[str, Any]]:
+    return model.apply(
+        task.architecture, params, batch.inputs, batch.mask, knobs.model,
+        positions_BT=batch.positions, stats=stats,
+    )  # fmt: skip
 
 
 def loss_and_grads(
@@ -95,7 +114,7 @@ def loss_and_grads(
     count = jnp.sum(batch.weights)
 
     def share(params: model.Params, part: objectives.Batch) -> tuple[Array, Array]:
-        logits, _ = model.apply(task.architecture, params, part.inputs, part.mask, knobs.model)
+        logits, _ = _logits(task, params, knobs, part)
         total, _ = objectives.loss(logits, part)
         return total / jnp.maximum(count, 1.0), total
 
@@ -137,11 +156,11 @@ def sum_over_micro_batches(
 
 
 def train_step(
-    task: Task, state: TrainState, knobs: Knobs, tokens: Array
+    task: Task, state: TrainState, knobs: Knobs, tokens: Data
 ) -> tuple[TrainState, dict[str, Array]]:
     """One update: (state, metrics).
 
-    `tokens`: the training corpus, int [n]. Metrics, scalars: `loss_sum` (nats), `count` (targets), `updates` (1,
+    `tokens`: the training corpus, int [n], or with document borders, or the windows [B, W] of this update. Metrics, scalars: `loss_sum` (nats), `count` (targets), `updates` (1,
     or 0 when the member is done or this update was not finite: then the state is returned as it was, but for
     `diverged_at`), `grad_norm` before clipping, `learning_rate`.
     """
@@ -174,18 +193,21 @@ def train_step(
 
 
 def train_chunk(
-    task: Task, state: TrainState, knobs: Knobs, tokens: Array
+    task: Task, state: TrainState, knobs: Knobs, tokens: Data
 ) -> tuple[TrainState, dict[str, Array]]:
     """`budget.log_every` updates in one call: (state, metrics of the chunk as scalars).
+
+    `tokens`: as in `train_step`; windows have the updates of the chunk as their first axis.
 
     `train/loss`: mean over the targets of the chunk. `train/grad_norm`: the largest. `updates`: how many were
     done. A scan, because one call for K updates saves a third of the time of a small step.
     """
 
-    def body(carry: TrainState, _: None) -> tuple[TrainState, dict[str, Array]]:
-        return train_step(task, carry, knobs, tokens)
+    def body(carry: TrainState, windows: Windows | None) -> tuple[TrainState, dict[str, Array]]:
+        return train_step(task, carry, knobs, tokens if windows is None else windows)
 
-    state, steps = jax.lax.scan(body, state, None, length=task.budget.log_every)
+    each = tokens if isinstance(tokens, Windows) else None
+    state, steps = jax.lax.scan(body, state, each, length=task.budget.log_every)
     return state, {
         "train/loss": jnp.sum(steps["loss_sum"]) / jnp.maximum(jnp.sum(steps["count"]), 1.0),
         "train/grad_norm": jnp.max(steps["grad_norm"]),
@@ -206,36 +228,31 @@ def no_metrics() -> dict[str, Array]:
 
 
 def evaluate(
-    task: Task, state: TrainState, knobs: Knobs, windows_EW: Array, block: Array
+    task: Task, state: TrainState, knobs: Knobs, windows_EW: Array | Windows, block: Array
 ) -> dict[str, Array]:
     """Loss on given windows, and what attention does on the first batch of them (its first micro-batch).
 
-    `windows_EW`: int [E, T + MAX_OFFSET], E a multiple of the batch size. `block`: int32, which part of the
+    `windows_EW`: int [E, T + MAX_OFFSET], or these with their documents; E a multiple of the batch size. `block`: int32, which part of the
     evaluation this is, so that parts hide different places. Returns float32 arrays: `loss_by_position` and
     `count_by_position` [T] (sums), `max_logit` [L], `entropy` [L, N] (normalised by ln of the visible keys).
     """
-    arch, size, parts = task.architecture, task.budget.batch_size, task.budget.accumulation
-    batches = windows_EW.reshape(-1, size, windows_EW.shape[1])
+    size, parts = task.budget.batch_size, task.budget.accumulation
+    windows = windows_EW if isinstance(windows_EW, Windows) else Windows(windows_EW)
+    batches = jax.tree.map(lambda x: x.reshape(-1, size, x.shape[1]), windows)
     key = jax.random.fold_in(jax.random.key(EVALUATION_KEY, impl="threefry2x32"), block)
-    keys = jax.random.split(key, batches.shape[0])
-
-    def batch_of(windows_BW: Array, key: Array) -> objectives.Batch:
-        return objectives.make_batch(
-            knobs.objective, windows_BW, knobs.mask, key=key, inputs=task.inputs
-        )
+    keys = jax.random.split(key, batches.tokens.shape[0])
 
     def losses_of(part: objectives.Batch) -> tuple[Array, Array]:
-        logits, _ = model.apply(arch, state.params, part.inputs, part.mask, knobs.model)
+        logits, _ = _logits(task, state.params, knobs, part)
         return objectives.loss_by_position(logits, part)
 
-    def body(carry: None, item: tuple[Array, Array]) -> tuple[None, tuple[Array, Array]]:
-        return None, sum_over_micro_batches(losses_of, batch_of(*item), parts)
+    def body(carry: None, item: tuple[Windows, Array]) -> tuple[None, tuple[Array, Array]]:
+        return None, sum_over_micro_batches(losses_of, _batch(task, knobs, *item), parts)
 
     _, (sums, counts) = jax.lax.scan(body, None, (batches, keys))
-    first = jax.tree.map(
-        lambda x: x[: size // parts] if x.shape[0] == size else x, batch_of(batches[0], keys[0])
-    )
-    _, aux = model.apply(arch, state.params, first.inputs, first.mask, knobs.model, stats=True)
+    batch = _batch(task, knobs, jax.tree.map(lambda x: x[0], batches), keys[0])
+    first = jax.tree.map(lambda x: x[: size // parts] if x.shape[0] == size else x, batch)
+    _, aux = _logits(task, state.params, knobs, first, stats=True)
     return {
         "loss_by_position": jnp.sum(sums, axis=0),
         "count_by_position": jnp.sum(counts, axis=0),
@@ -251,7 +268,7 @@ def _attention_summary(layers: list[AttentionStats]) -> dict[str, Array]:
     }
 
 
-def finiteness(task: Task, state: TrainState, knobs: Knobs, tokens: Array) -> dict[str, bool]:
+def finiteness(task: Task, state: TrainState, knobs: Knobs, tokens: Data) -> dict[str, bool]:
     """Which tensors of update number `state.step` are finite, by name, in order of computation.
 
     Parameters, the residual stream after the embedding and after each block, logits, loss, gradients: the first
@@ -260,10 +277,9 @@ def finiteness(task: Task, state: TrainState, knobs: Knobs, tokens: Array) -> di
     names: list[str] = []
 
     @jax.jit
-    def flags(state: TrainState, knobs: Knobs, tokens: Array) -> Array:
+    def flags(state: TrainState, knobs: Knobs, tokens: Data) -> Array:
         batch = batch_at(task, knobs, state.step, tokens)
-        arch = task.architecture
-        logits, aux = model.apply(arch, state.params, batch.inputs, batch.mask, knobs.model)
+        logits, aux = _logits(task, state.params, knobs, batch)
         (loss, _), grads = loss_and_grads(task, state.params, knobs, batch)
         tensors = {f"parameter {name}": x for name, x in _named(state.params)}
         tensors |= {f"residual stream {name}": x for name, x in aux["residual"].items()}

@@ -1,11 +1,15 @@
 """Windows of a token array, as pure functions: training windows of (seed, step), evaluation windows.
 
 There is no iterator and so no iterator state: the batch of update 1234 is computed from the data
-seed and the number 1234, inside the compiled step. Resuming, replaying and giving every arm of a
+seed and the number 1234, inside the compiled step or, for tokens that are not on the device, by the host
+(attnlab/data/feed.py). Resuming, replaying and giving every arm of a
 claim the same text follow from that. Letters in names: B batch, W window length.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +17,29 @@ import numpy as np
 from jax import Array, lax
 
 from attnlab.data.vocabulary import Tokens
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Packed:
+    """Tokens with document borders: `tokens` integer[n]; `starts` int32[D], the first token of each document."""
+
+    tokens: Any
+    starts: Any
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Windows:
+    """Windows that are cut: `tokens` integer[..., B, W]; `segments` int32, shaped alike, says which document of its
+    window a token belongs to, counted from 0; None where documents do not matter."""
+
+    tokens: Any
+    segments: Any = None
+
+
+# What training reads: running tokens, tokens with document borders, or the windows of the very batch.
+Data = Array | Packed | Windows
 
 
 def batch_key(seed: Array | int, step: Array | int) -> Array:
@@ -74,6 +101,33 @@ def windows(
     return cut(starts_B).astype(jnp.int32)
 
 
+def cut(
+    data: Array | Packed, seed: Array | int, step: Array | int, *, batch_size: int, length: int
+) -> Windows:
+    """The windows of the batch of (seed, step), with their documents where the data have borders; as `windows`."""
+    if not isinstance(data, Packed):
+        return Windows(windows(data, seed, step, batch_size=batch_size, length=length))
+    starts_B = window_starts(
+        seed, step, batch_size=batch_size, length=length, n_tokens=data.tokens.shape[0]
+    )
+    tokens_BW = windows(data.tokens, seed, step, batch_size=batch_size, length=length)
+    return Windows(tokens_BW, segments(data.starts, starts_B, length))
+
+
+def segments(document_starts: Any, starts: Any, length: int) -> Any:
+    """int32[..., W]: which document of its window each token belongs to, counted from 0.
+
+    Args:
+      document_starts: integer[D], ascending from 0; in numpy, the result is numpy too.
+      starts: integer[...], where the windows start.
+      length: W.
+    """
+    xp: Any = np if isinstance(document_starts, np.ndarray) else jnp
+    places = starts[..., None] + xp.arange(length).reshape((1,) * starts.ndim + (length,))
+    found = xp.searchsorted(document_starts, places, side="right")
+    return (found - found[..., :1]).astype(xp.int32)
+
+
 def evaluation_windows(tokens: Array | Tokens, *, count: int, length: int) -> Array:
     """int32[count, W]: windows spaced evenly over all of `tokens`, the same every time.
 
@@ -91,8 +145,14 @@ def evaluation_windows(tokens: Array | Tokens, *, count: int, length: int) -> Ar
       TypeError: tokens not integers.
     """
     _check_tokens(tokens)
+    starts = evaluation_starts(tokens.shape[0], count=count, length=length)
+    places = starts[:, None] + np.arange(length)[None, :]
+    return jnp.asarray(tokens[places].astype(np.int32))
+
+
+def evaluation_starts(n_tokens: int, *, count: int, length: int) -> np.ndarray:
+    """int64[count]: where the windows of `evaluation_windows` start; raises as it does."""
     _check_positive("count", count)
-    n_tokens = tokens.shape[0]
     _check_length(length, n_tokens)
     last = n_tokens - length
     if count > last + 1:
@@ -101,9 +161,7 @@ def evaluation_windows(tokens: Array | Tokens, *, count: int, length: int) -> Ar
             f"1 <= count <= {last + 1}"
         )
     # int64 on the host: count * last passes 2^31 on a corpus of a few megabytes.
-    starts = np.arange(count, dtype=np.int64) * last // max(count - 1, 1)
-    places = starts[:, None] + np.arange(length)[None, :]
-    return jnp.asarray(tokens[places].astype(np.int32))
+    return np.arange(count, dtype=np.int64) * last // max(count - 1, 1)
 
 
 def _check_tokens(tokens: Array | Tokens) -> None:
