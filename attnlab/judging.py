@@ -205,6 +205,11 @@ def _judge(
     if failed or len(results.complete(arms)) < 2:
         return Judgement(subclaim, Verdict.INVALID, "; ".join(troubles), controls, {})
     values = dict(subclaim.measure(results))
+    missing = [str(seed) for seed in results.complete(arms) if seed not in values]
+    if missing:
+        troubles.append(f"not measured on seed {', '.join(missing)}")
+    if len(values) < 2:
+        return Judgement(subclaim, Verdict.INVALID, "; ".join(troubles), controls, values)
     values_S = np.array(list(values.values()))
     interval = statistics.mean_interval(values_S)
     if troubles:

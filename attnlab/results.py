@@ -100,15 +100,20 @@ class Results:
         return dict(sorted(self._runs[arm].items()))
 
     def seeds(self, arms: Sequence[str]) -> tuple[int, ...]:
-        """Every seed that some of the arms have, whatever became of it."""
-        return tuple(sorted({seed for arm in arms for seed in self.runs(arm)}))
+        """Every seed that the sweep planned for all of the arms, whatever became of it.
+
+        A sweep lists its members before the first one trains: what is not listed was not planned, and an arm may have
+        more seeds than the others.
+        """
+        planned = [set(self.runs(arm)) for arm in arms]
+        return tuple(sorted(set.intersection(*planned)))
 
     def complete(self, arms: Sequence[str]) -> tuple[int, ...]:
         """The seeds that finished in every one of the arms."""
         return tuple(
             seed
             for seed in self.seeds(arms)
-            if all(fate(self.runs(arm).get(seed)) == FINISHED for arm in arms)
+            if all(fate(self.runs(arm)[seed]) == FINISHED for arm in arms)
         )
 
     def gaps(self, arms: Sequence[str]) -> tuple[str, ...]:
@@ -117,7 +122,7 @@ class Results:
             f"{arm} seed {seed} {end}"
             for arm in arms
             for seed in self.seeds(arms)
-            if (end := fate(self.runs(arm).get(seed))) != FINISHED
+            if (end := fate(self.runs(arm)[seed])) != FINISHED
         )
 
     def diverged(self) -> tuple[str, ...]:
@@ -211,10 +216,8 @@ class Results:
         return tokens_T, values_ST
 
 
-def fate(run: Run | None) -> str:
+def fate(run: Run) -> str:
     """What became of a run, in words: "finished", "diverged at step 120", "is interrupted after step 40"."""
-    if run is None:
-        return "has no run"
     if run.status == FINISHED:
         return FINISHED
     if run.status == DIVERGED and "diverged_at" in run.summary:

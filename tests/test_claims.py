@@ -21,7 +21,7 @@ def gap(results: Results) -> dict[int, float]:
     return dict(zip(seeds, (loss["treated"] - loss["plain"]).tolist(), strict=True))
 
 
-def make_claim(*rules, controls=("plain-learns",)) -> Claim:
+def make_claim(*rules, controls=("plain-learns",), measure=gap) -> Claim:
     return Claim(
         name="toy",
         statement="Treatment costs more than half a nat.",
@@ -39,7 +39,7 @@ def make_claim(*rules, controls=("plain-learns",)) -> Claim:
                 rule=rule,
                 arms=("treated", "plain"),
                 controls=controls,
-                measure=gap,
+                measure=measure,
             )
             for i, rule in enumerate(rules)
         ),
@@ -128,10 +128,20 @@ def test_needed_run_that_did_not_finish_makes_the_verdict_invalid(arm, status):
     assert judgement.p_value is None
 
 
-def test_missing_run_makes_the_verdict_invalid():
+def test_a_run_that_never_started_makes_the_verdict_invalid():
     runs = [r for r in runs_ending_at(FINALS) if r.id != "plain-s2"]
+    runs.append(fake_run("plain", 2, [], status="waiting"))
     judgement = judge_one(above(0.5), runs)
-    assert (judgement.verdict, judgement.reason) == (Verdict.INVALID, "plain seed 2 has no run")
+    assert judgement.verdict is Verdict.INVALID
+    assert judgement.reason == "plain seed 2 is waiting before its first row"
+
+
+def test_what_was_not_measured_makes_the_verdict_invalid():
+    claim = make_claim(above(0.5), measure=lambda results: {0: 0.7})
+    (judgement, *_) = claim.judge(Results(runs_ending_at(FINALS))).judgements
+    assert judgement.verdict is Verdict.INVALID
+    assert judgement.reason == "not measured on seed 1, 2"
+    assert judgement.values == {0: 0.7}
 
 
 def test_diverged_run_of_an_arm_that_is_not_needed_is_reported_and_changes_nothing():

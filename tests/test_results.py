@@ -53,10 +53,12 @@ def test_run_that_did_not_finish_is_in_no_pair_and_is_named(status):
     assert len(results.diverged()) == (status == "diverged")
 
 
-def test_missing_run_of_a_seed_is_a_gap():
-    results = Results(runs_ending_at({"a": [1.0, 2.0], "b": [1.0]}))
-    assert results.gaps(("a", "b")) == ("b seed 1 has no run",)
-    assert results.seeds(("a", "b")) == (0, 1)
+def test_seeds_that_only_one_arm_was_planned_with_take_no_part():
+    results = Results(runs_ending_at({"a": [1.0, 2.0, 3.0], "b": [1.0, 4.0]}))
+    assert results.seeds(("a", "b")) == results.complete(("a", "b")) == (0, 1)
+    assert results.gaps(("a", "b")) == ()
+    assert results.seeds(("a",)) == (0, 1, 2)
+    np.testing.assert_array_equal(results.paired("val/loss", ("a", "b"))[1]["a"], [1.0, 2.0])
 
 
 def test_step_of_divergence_comes_from_the_summary():
