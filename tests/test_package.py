@@ -31,8 +31,11 @@ ROOMS = {
         "data",
         "optimizer",
         "health",
+        "sharding",
         "training",
         "heldout",
+        "probes",
+        "context_use",
         "costs",
     ),
     "results": (
@@ -48,7 +51,7 @@ ROOMS = {
         "heldout_plots",
         "report",
     ),
-    "runs": ("plan", "population", "checkpoints", "resume", "members", "tracking"),
+    "runs": ("plan", "population", "checkpoints", "resume", "shards", "members", "tracking"),
     "entry": (
         "cli",
         "__main__",
@@ -64,6 +67,7 @@ ROOMS = {
         "report_command",
         "sweep_report",
         "compile_cache",
+        "data_command",
         "bench",
     ),
 }
