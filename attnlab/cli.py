@@ -19,6 +19,7 @@ from attnlab import checks, evaluate, report_command, sample
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 BAD_INPUT = 2
+BENCHES = ("attention", "step", "population", "checkpoints", "tracking")
 
 
 class UsageError(Exception):
@@ -113,7 +114,7 @@ def _parser() -> argparse.ArgumentParser:
     check.set_defaults(run=_check)
 
     bench = commands.add_parser("bench", help="measure this machine", add_help=False)
-    bench.add_argument("what", choices=("attention", "step", "population"))
+    bench.add_argument("what", choices=BENCHES)
     bench.add_argument("flags", nargs=argparse.REMAINDER)
     bench.set_defaults(run=_bench)
 
@@ -288,12 +289,13 @@ def _bench(args: argparse.Namespace, _: list[str]) -> int:
             return attention.run(flags)
     with _bad_input():
         _prepare_machine(None)
-        from attnlab.bench import updates
+        from attnlab.bench import durability, updates
 
-        parser.description = updates.__doc__
-        updates.add_arguments(parser, args.what)
+        bench = updates if args.what in ("step", "population") else durability
+        parser.description = bench.__doc__
+        bench.add_arguments(parser, args.what)
         flags = parser.parse_args(args.flags)
-        return updates.run(flags, args.what, _base_config())
+        return bench.run(flags, args.what, _base_config())
 
 
 def _mask(args: argparse.Namespace, _: list[str]) -> int:
