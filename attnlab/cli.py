@@ -168,12 +168,11 @@ def _reproduce(args: argparse.Namespace, _: list[str]) -> int:
         claim = _experiment(claims.experiment_module(args.claim)).CLAIM
         if args.preset not in claim.presets:
             raise ValueError(f"preset: got {args.preset!r}; allowed: {', '.join(claim.presets)}")
-        seeds = claim.seeds if args.seeds is None else args.seeds
-        if seeds < 2:
-            raise ValueError(f"seeds: a verdict needs at least 2, got {seeds}")
+        if args.seeds is not None and args.seeds < 2:
+            raise ValueError(f"seeds: a verdict needs at least 2, got {args.seeds}")
         _prepare_machine(args.devices)
         file = _config_file(f"{CHECKOUT / 'configs' / args.claim}.py:{args.preset}")
-        plan = _plan(file.name, file.config, file.members(args.claim, seeds))
+        plan = _plan(file.name, file.config, file.members(args.claim, args.seeds))
         session = _open_session(plan, args)
     from attnlab import sweeps
 

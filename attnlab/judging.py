@@ -119,13 +119,15 @@ def judge(claim: Claim, results: Results) -> Outcome:
     """The verdict on every sub-claim that the sweep asks about.
 
     A preset may leave arms out. A sub-claim or control of which it has none or not all is not asked, which is another
-    thing than a run that is missing: every member of a sweep is listed before the first one trains.
+    thing than a run that is missing: every member of a sweep is listed before the first one trains. Nor is one asked
+    whose number was measured on no run at all.
 
     Raises:
       ValueError: arms of no sub-claim at all, fewer than 2 seeds, or arms that cannot be paired.
     """
     there = frozenset(results.arms)
-    asked = [part for part in claim.subclaims if there.issuperset(_arms_needed(part, claim))]
+    possible = [part for part in claim.subclaims if there.issuperset(_arms_needed(part, claim))]
+    asked = [part for part in possible if not results.complete(part.arms) or part.measure(results)]
     if not asked:
         raise ValueError(
             f"arms: no sub-claim of {claim.name} can be asked of a sweep with {', '.join(results.arms)}; "

@@ -96,14 +96,12 @@ def _config(member: Member) -> dict[str, Any]:
         "context": CONTEXT,
         "batch_size": 32,
         "steps": STEPS,
-        **nope.ARMS.get(
-            member.arm, {"mask": "causal", "objective": "next_token", "positions": "rope"}
-        ),
         "model": {"layers": LAYERS, "width": 64, "heads": HEADS, "norm": "layernorm"},
         "optimizer": {"learning_rate": 0.004},
         "seed": {"init": member.seed, "data": member.seed},
     }
-    for key, value in member.overrides:
+    plain = {"mask": "causal", "objective": "next_token", "positions": "rope"}
+    for key, value in (*nope.ARMS.get(member.arm, plain).items(), *member.overrides):
         *outer, last = key.split(".")
         at = config
         for part in outer:

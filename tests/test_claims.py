@@ -283,7 +283,8 @@ def test_claim_that_rests_on_or_draws_what_it_does_not_have_is_refused(change, m
 
 def test_every_listed_experiment_exists_and_a_typo_is_answered():
     for module in claims.EXPERIMENTS.values():
-        assert CHECKOUT.joinpath(*module.split(".")).with_suffix(".py").is_file()
+        path = CHECKOUT.joinpath(*module.split("."))
+        assert path.with_suffix(".py").is_file() or (path / "__init__.py").is_file()
     assert claims.experiment_module("nope") == "experiments.nope"
     with pytest.raises(ValueError, match="claim: got 'nop'; did you mean 'nope'"):
         claims.experiment_module("nop")
