@@ -15,7 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from attnlab import checks, evaluate, report_command, sample
+from attnlab import checks, data_command, evaluate, report_command, sample
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 BAD_INPUT = 2
@@ -113,6 +113,10 @@ def _parser() -> argparse.ArgumentParser:
     checks.add_arguments(check)
     check.set_defaults(run=_check)
 
+    data = commands.add_parser("data", help="what a corpus holds, or write it as a token file")
+    data_command.add_arguments(data)
+    data.set_defaults(run=_data)
+
     bench = commands.add_parser("bench", help="measure this machine", add_help=False)
     bench.add_argument("what", choices=BENCHES)
     bench.add_argument("flags", nargs=argparse.REMAINDER)
@@ -148,6 +152,12 @@ def _add_run_flags(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--debug-nans", action="store_true", help="name the first bad tensor of a diverged member"
+    )
+    parser.add_argument(
+        "--data-on",
+        choices=("auto", "device", "host"),
+        default="auto",
+        help="where the tokens are while training; equal batches (auto: by size)",
     )
     parser.add_argument(
         "--wandb",
@@ -247,6 +257,7 @@ def _open_session(plan: Any, args: argparse.Namespace) -> Any:
         keep=args.keep,
         keep_every=args.keep_every,
         debug_nans=args.debug_nans,
+        data_on=args.data_on,
     )
     return sweeps.open_session(plan, settings)
 
@@ -274,6 +285,11 @@ def _check(args: argparse.Namespace, _: list[str]) -> int:
         ledger = _experiment("experiments.exact")
         chosen = checks.choose(args, ledger.CHECKS)
     return checks.run(args, chosen, ledger.ERRATA, ledger.SOURCES)
+
+
+def _data(args: argparse.Namespace, _: list[str]) -> int:
+    with _bad_input():
+        return data_command.run(args)
 
 
 def _bench(args: argparse.Namespace, _: list[str]) -> int:

@@ -67,8 +67,10 @@ def run(args: argparse.Namespace, base: Mapping[str, Any]) -> int:
             "tokens, too few for an interval; allowed: a longer text"
         )
     blocks = min(args.blocks, len(starts))
+    found = trained.corpus.documents if trained.task.budget.packed else None
+    documents = None if found is None else found[SPLITS[args.split]]
     losses = heldout.block_losses(
-        trained.task, trained.params, trained.knobs, tokens, starts, blocks
+        trained.task, trained.params, trained.knobs, tokens, starts, blocks, documents
     )
     report = judge(trained, args.split, losses, starts, args.bootstrap)
     for title, columns, rows in report.tables():

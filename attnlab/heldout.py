@@ -9,11 +9,11 @@ import functools
 from dataclasses import dataclass
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from attnlab import model, objectives
+from attnlab import model, objectives, training
+from attnlab.data.sampling import Windows, segments
 from attnlab.data.vocabulary import Tokens
 from attnlab.knobs import Knobs
 from attnlab.training import EVALUATION_KEY, Task
@@ -69,11 +69,19 @@ def window_starts(n_tokens: int, context: int, count: int | None = None) -> np.n
 
 
 def block_losses(
-    task: Task, params: model.Params, knobs: Knobs, tokens: Tokens, starts: np.ndarray, blocks: int
+    task: Task,
+    params: model.Params,
+    knobs: Knobs,
+    tokens: Tokens,
+    starts: np.ndarray,
+    blocks: int,
+    documents: np.ndarray | None = None,
 ) -> BlockLosses:
     """Losses of the windows that start at `starts`, with the member's own objective and mask, in `blocks` blocks.
 
     The places that masked-LM hides depend on nothing but the number of the window's batch.
+
+    `documents`: the first token of each document of the split, for a member whose windows are packed.
 
     Raises:
       ValueError: more blocks than windows, or fewer than 1.
@@ -89,9 +97,13 @@ def block_losses(
     for index, first in enumerate(range(0, count, size)):
         chosen = np.arange(first, min(first + size, count))
         padded = np.resize(chosen, size)  # one shape, one program
-        windows_BW = np.asarray(tokens[starts[padded][:, None] + offsets_W[None, :]], np.int32)
+        first_B = starts[padded]
+        windows = Windows(
+            np.asarray(tokens[first_B[:, None] + offsets_W[None, :]], np.int32),
+            None if documents is None else segments(documents, first_B, len(offsets_W)),
+        )
         losses_BT, weights_BT = jax.device_get(
-            _window_losses(task, params, knobs, windows_BW, np.int32(index))
+            _window_losses(task, params, knobs, windows, np.int32(index))
         )
         np.add.at(losses_KT, block_of[chosen], losses_BT[: len(chosen)])
         np.add.at(counts_KT, block_of[chosen], weights_BT[: len(chosen)])
@@ -100,12 +112,10 @@ def block_losses(
 
 @functools.partial(jax.jit, static_argnums=0)
 def _window_losses(
-    task: Task, params: model.Params, knobs: Knobs, windows_BW: Array, index: Array
+    task: Task, params: model.Params, knobs: Knobs, windows: Windows, index: Array
 ) -> tuple[Array, Array]:
     """Weighted losses in nats and weights of every target, float32 [B, T] each."""
     key = jax.random.fold_in(jax.random.key(EVALUATION_KEY, impl="threefry2x32"), index)
-    batch = objectives.make_batch(
-        knobs.objective, jnp.asarray(windows_BW), knobs.mask, key=key, inputs=task.inputs
-    )
-    logits, _ = model.apply(task.architecture, params, batch.inputs, batch.mask, knobs.model)
+    batch = training.batch_of(task, knobs, windows, key)
+    logits, _ = training.logits_of(task, params, knobs, batch)
     return objectives.weighted_losses(logits, batch), batch.weights

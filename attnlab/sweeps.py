@@ -16,6 +16,7 @@ from attnlab import plan as plan_lib
 from attnlab.checkpoints import Checkpoints, reached_preemption
 from attnlab.claims import Claim
 from attnlab.data import corpora, references
+from attnlab.data.feed import Place
 from attnlab.knobs import set_flat
 from attnlab.plan import Group
 from attnlab.population import GroupReport, Progress, run_group
@@ -84,7 +85,8 @@ class Settings:
 
     `wandb`: online, offline, disabled, or None to find out. `checkpoint_steps`, `checkpoint_minutes`: save after so
     many updates or minutes. `keep`: newest checkpoints to keep; `keep_every`: and those at its multiples.
-    `debug_nans`: name the first bad tensor of a diverged member.
+    `debug_nans`: name the first bad tensor of a diverged member. `data_on`: the corpus is on the device, or the host
+    cuts windows from it; auto: by its size.
     """
 
     workdir: Path
@@ -95,6 +97,7 @@ class Settings:
     keep: int = 2
     keep_every: int | None = None
     debug_nans: bool = False
+    data_on: Place = "auto"
 
 
 @dataclass(frozen=True)
@@ -215,6 +218,7 @@ def _train_group(
         log = _WithReferences(tracker, _references(corpus))
         report = run_group(
             group, log, checkpoints=checkpoints, debug_nans=session.settings.debug_nans,
+            data_on=session.settings.data_on,
             should_stop=stop, progress=progress,
         )  # fmt: skip
         for line in tracker.close(stop.exit_code if report.interrupted else 0).lines():

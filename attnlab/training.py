@@ -84,19 +84,21 @@ def batch_at(task: Task, knobs: Knobs, step: Array, tokens: Data) -> objectives.
         )
     # A different stream from the one that draws the windows, made from the same two numbers.
     key = jax.random.fold_in(sampling.batch_key(knobs.seed_data, step), 1)
-    return _batch(task, knobs, tokens, key)
+    return batch_of(task, knobs, tokens, key)
 
 
-def _batch(task: Task, knobs: Knobs, windows: Windows, key: Array) -> objectives.Batch:
+def batch_of(task: Task, knobs: Knobs, windows: Windows, key: Array) -> objectives.Batch:
+    """What a member's objective and mask make of windows [B, W]; `key` draws places and orders."""
     return objectives.make_batch(
         knobs.objective, windows.tokens, knobs.mask,
         key=key, inputs=task.inputs, segments_BW=windows.segments,
     )  # fmt: skip
 
 
-def _logits(
+def logits_of(
     task: Task, params: model.Params, knobs: Knobs, batch: objectives.Batch, *, stats: bool = False
 ) -> tuple[Array, dict[str, Any]]:
+    """The network on a batch, see `model.apply`: (logits [B, T, V], intermediates)."""
     return model.apply(
         task.architecture, params, batch.inputs, batch.mask, knobs.model,
         positions_BT=batch.positions, stats=stats,
@@ -114,7 +116,7 @@ def loss_and_grads(
     count = jnp.sum(batch.weights)
 
     def share(params: model.Params, part: objectives.Batch) -> tuple[Array, Array]:
-        logits, _ = _logits(task, params, knobs, part)
+        logits, _ = logits_of(task, params, knobs, part)
         total, _ = objectives.loss(logits, part)
         return total / jnp.maximum(count, 1.0), total
 
@@ -243,16 +245,16 @@ def evaluate(
     keys = jax.random.split(key, batches.tokens.shape[0])
 
     def losses_of(part: objectives.Batch) -> tuple[Array, Array]:
-        logits, _ = _logits(task, state.params, knobs, part)
+        logits, _ = logits_of(task, state.params, knobs, part)
         return objectives.loss_by_position(logits, part)
 
     def body(carry: None, item: tuple[Windows, Array]) -> tuple[None, tuple[Array, Array]]:
-        return None, sum_over_micro_batches(losses_of, _batch(task, knobs, *item), parts)
+        return None, sum_over_micro_batches(losses_of, batch_of(task, knobs, *item), parts)
 
     _, (sums, counts) = jax.lax.scan(body, None, (batches, keys))
-    batch = _batch(task, knobs, jax.tree.map(lambda x: x[0], batches), keys[0])
+    batch = batch_of(task, knobs, jax.tree.map(lambda x: x[0], batches), keys[0])
     first = jax.tree.map(lambda x: x[: size // parts] if x.shape[0] == size else x, batch)
-    _, aux = _logits(task, state.params, knobs, first, stats=True)
+    _, aux = logits_of(task, state.params, knobs, first, stats=True)
     return {
         "loss_by_position": jnp.sum(sums, axis=0),
         "count_by_position": jnp.sum(counts, axis=0),
@@ -279,7 +281,7 @@ def finiteness(task: Task, state: TrainState, knobs: Knobs, tokens: Data) -> dic
     @jax.jit
     def flags(state: TrainState, knobs: Knobs, tokens: Data) -> Array:
         batch = batch_at(task, knobs, state.step, tokens)
-        logits, aux = _logits(task, state.params, knobs, batch)
+        logits, aux = logits_of(task, state.params, knobs, batch)
         (loss, _), grads = loss_and_grads(task, state.params, knobs, batch)
         tensors = {f"parameter {name}": x for name, x in _named(state.params)}
         tensors |= {f"residual stream {name}": x for name, x in aux["residual"].items()}

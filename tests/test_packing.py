@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import tiny
 
+from attnlab import heldout, mask_text, objectives, training
 from attnlab import knobs as knobs_lib
-from attnlab import mask_text, objectives, training
 from attnlab.data import corpora
 from attnlab.data.sampling import Windows
 from attnlab.objectives import Inputs, Objective
@@ -76,8 +76,8 @@ def config(mask, objective="next_token", **more):
 
 def terms(task, made, state, tokens, segments):
     """(logits, loss terms) of each place of a window."""
-    batch = training._batch(task, made, Windows(tokens[None], segments[None]), KEY)
-    logits, _ = training._logits(task, state.params, made, batch)
+    batch = training.batch_of(task, made, Windows(tokens[None], segments[None]), KEY)
+    logits, _ = training.logits_of(task, state.params, made, batch)
     return logits[0], objectives.weighted_losses(logits, batch)[0]
 
 
@@ -197,3 +197,20 @@ def test_plays_are_documents():
     text = corpus.vocabulary.decode(corpus.train[: starts[1] + 20])
     assert text[starts[1] - 2 : starts[1]] == "\n\n"
     assert text[starts[1]].isalpha()
+
+
+def test_held_out_losses_ask_no_target_across_a_seam(folder):
+    (group,) = tiny.plan([tiny.config(corpus=folder, packing="documents")])
+    task, made, corpus = group.task, group.knobs()[0], group.corpus
+    starts = heldout.window_starts(len(corpus.test), 8)
+    with tiny.quick_compilation():
+        params = jax.jit(training.init_state, static_argnums=0)(task, made).params
+        losses = heldout.block_losses(
+            task, params, made, corpus.test, starts, 1, corpus.documents["test"]
+        )
+    document = np.searchsorted(corpus.documents["test"], np.arange(len(corpus.test)), "right")
+    places = starts[:, None] + np.arange(8)
+    asked = (document[places] == document[places + 1]).sum(0)
+    assert asked.sum() < places.size
+    np.testing.assert_array_equal(losses.counts_KT[0], asked)
+    assert abs(losses.loss - np.log(8)) < 1.0

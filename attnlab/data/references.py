@@ -37,6 +37,7 @@ CONTEXTS: dict[str, tuple[int, ...]] = {
 }
 
 _MAX_CELLS = 1 << 24
+_BLOCK_TOKENS = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -131,9 +132,12 @@ def _counts(
             f"{split}: holds id {tokens.max()}; allowed: 0..{vocabulary_size - 1} "
             f"(vocabulary_size = {vocabulary_size})"
         )
-    cell = np.zeros(n, np.int64)
-    for distance in (*context, 0):
-        cell *= vocabulary_size  # in place: a third faster
-        cell += tokens[reach - distance :][:n]
-    counts = np.bincount(cell, minlength=_cells(vocabulary_size, context))
+    counts = np.zeros(_cells(vocabulary_size, context), np.int64)
+    # Block by block, because the tokens may be a memory map larger than memory.
+    for first in range(0, n, _BLOCK_TOKENS):
+        cell = np.zeros(min(_BLOCK_TOKENS, n - first), np.int64)
+        for distance in (*context, 0):
+            cell *= vocabulary_size  # in place: a third faster
+            cell += tokens[first + reach - distance :][: len(cell)]
+        counts += np.bincount(cell, minlength=len(counts))
     return counts.reshape(-1, vocabulary_size)
