@@ -240,7 +240,7 @@ def _sync(args: argparse.Namespace, _: list[str]) -> int:
         report = tracking.sync(args.workdir)
     for line in report.lines():
         print(line)
-    return 1 if report.missing else 0
+    return 1 if report.missing or report.report is False else 0
 
 
 def _open_session(plan: Any, args: argparse.Namespace) -> Any:

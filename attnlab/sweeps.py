@@ -151,8 +151,19 @@ def reproduce(claim: Claim, session: Session) -> int:
         outcomes.write_verdict(outcome, paths["verdict"])
         console.print_outcome(outcome)
         paths["report"] = sweep_report.make(workdir, claim, workdir / "report").page
+        _mirror_report(session)
     console.print_paths(paths)
     return code
+
+
+def _mirror_report(session: Session) -> None:
+    """Has W&B take the report, which was not there yet when the members were delivered."""
+    with _mirror(session) as mirror:
+        if mirror is not None:
+            sent = mirror.close(timeout=60.0)
+            there = [f"W&B {sent.mode}: the report is a run of the group"]
+            for line in there if sent.report else sent.lines():
+                console.say(line)
 
 
 def train(session: Session) -> int:

@@ -24,7 +24,7 @@ from attnlab.measurements import Probes
 from attnlab.report import Source, build, figures, markup, source
 from attnlab.results import Results
 from attnlab.rules import above
-from attnlab.tracking.files import acquire_lock
+from attnlab.tracking import locks
 from experiments.nope import CLAIM
 
 VOID = {"meta", "link", "img", "br", "hr"}
@@ -434,7 +434,7 @@ def test_watch_rebuilds_when_something_is_new_and_ends_with_the_sweep(tmp_path, 
         return build(sweep_report.read_source(workdir, claim, refresh=refresh), out)
 
     monkeypatch.setattr(sweep_report, "make", make)
-    lock = acquire_lock(work / ".lock")
+    lock = locks.take(work / ".lock")
     looks = []
 
     def sleep(seconds: float) -> None:
@@ -607,3 +607,30 @@ def test_page_prints_black_on_white_and_within_the_paper(browser, request, tmp_p
     assert corner(browser, tmp_path / "shot.png") == (255, 255, 255), "figures, too"
     browser.pdf(tmp_path / "page.pdf")
     assert (tmp_path / "page.pdf").read_bytes().startswith(b"%PDF")
+
+
+# For programs
+
+
+def test_manifest_names_the_verdict_its_numbers_and_every_figure(good):
+    work, made, _ = good
+    stored = json.loads((work / "report" / "report.json").read_text())
+    interval = made.outcome.judgements[0].interval
+    summary = stored["summary"]
+    assert summary["claim/verdict"] == summary["claim/F1/verdict"] == "REPRODUCED"
+    assert (summary["claim/F1/low"], summary["claim/F1/high"]) == (interval.low, interval.high)
+    assert summary["runs/finished"] == 15
+    assert summary["arm/mlm-none/val/loss"] == pytest.approx(3.27, abs=0.01)
+    assert stored["tags"] == ["report", "nope", *CLAIM.arms, "seed0", "seed1", "seed2"]
+    assert stored["verdict"]["verdicts"] == {"F1": "REPRODUCED", "F3": "REPRODUCED"}
+    files = [made.page.parent / figure["file"] for figure in stored["figures"]]
+    assert files == list(made.figures)
+
+
+def test_reports_that_say_the_same_have_equal_manifests(tmp_path, only):
+    only("loss")
+    runs = runs_ending_at(FINALS)
+    for name, some in (("a", runs), ("b", runs), ("c", runs[1:])):
+        build(Source("toy", some), tmp_path / name)
+    a, b, c = ((tmp_path / name / "report.json").read_bytes() for name in "abc")
+    assert a == b != c

@@ -21,7 +21,17 @@ from tracked import QUICK, lines, log, members, python, start
 from wandb_files import read_offline
 from wandb_server import API_KEY, ServerRun, WandbServer, wait_for
 
-from attnlab.tracking import MirrorReport, MirrorSettings, Tracker, read_runs, resolve_mode, sync
+from attnlab.claims import Claim
+from attnlab.report import Source, build
+from attnlab.tracking import (
+    Mirror,
+    MirrorReport,
+    MirrorSettings,
+    Tracker,
+    read_runs,
+    resolve_mode,
+    sync,
+)
 
 pytestmark = pytest.mark.network
 
@@ -593,3 +603,76 @@ def test_sixty_four_members_online(workdir: Path, server: WandbServer) -> None:
     assert end(tracker).missing == {}
     assert_mirrored(server, workdir, 64)
     assert json.loads((workdir / "wandb" / "mirror.json").read_text())["targets"]
+
+
+# The report
+
+
+def write_report(workdir: Path, claim: Claim | None = None) -> Path:
+    """The report of what is on the disk, with one figure."""
+    masks = {"causal": np.tri(4, dtype=bool)}
+    source = Source("sw", read_runs(workdir), claim, masks=masks)
+    return build(source, workdir / "report").page
+
+
+def media(run: ServerRun) -> set[str]:
+    """Kinds of the files that belong to the run's media."""
+    return {Path(name).suffix for name in run.files if name.startswith("media/")}
+
+
+def test_report_is_a_run_of_the_group_with_figures_page_and_verdict(
+    server: WandbServer, workdir: Path
+) -> None:
+    tracker = start(workdir, 2, "online")
+    log(tracker, 1, 2)
+    assert end(tracker).report is None
+    page = write_report(workdir)
+    assert sync(workdir, QUICK).report is True
+    run = server.runs["sw-report"]
+    assert (run.group, run.job_type, run.name) == ("sw", "report", "sw-report")
+    assert run.tags == ("report", "causal", "seed0", "seed1")
+    assert run.summary["runs/interrupted"] == 2
+    assert (run.complete, run.exit_code) == (True, 0)
+    (row,) = run.history
+    assert row["report"]["_type"] == "html-file"
+    assert row["figures/masks"]["_type"] == "image-file"
+    assert media(run) == {".png", ".html"}
+    (sent,) = [body for name, body in run.files.items() if name.endswith(".html")]
+    assert sent.decode() == page.read_text()
+
+
+def test_report_is_sent_again_when_it_says_something_else_and_when_it_did_not_arrive(
+    server: WandbServer, workdir: Path
+) -> None:
+    tracker = start(workdir, 1, "online")
+    log(tracker, 1)
+    end(tracker)
+    write_report(workdir)
+    server.down()
+    failed = sync(workdir, replace(QUICK, init_timeout=2.0))
+    assert failed.report is False
+    assert any("the report is NOT there" in line for line in failed.lines())
+    assert any("attnlab sync" in line for line in failed.lines())
+    server.up()
+    assert sync(workdir, QUICK).report is True
+    write_report(workdir)  # says the same
+    assert sync(workdir, QUICK).report is True
+    assert server.runs["sw-report"].started == 1
+    build(Source("sw", read_runs(workdir)), workdir / "report")  # without the figure
+    assert sync(workdir, QUICK).report is True
+    run = server.runs["sw-report"]
+    assert run.started == 2
+    assert ["figures/masks" in row for row in run.history] == [True, False]
+
+
+def test_report_is_written_offline_once_and_newest(workdir: Path) -> None:
+    tracker = start(workdir, 1, "offline")
+    log(tracker, 1)
+    end(tracker)
+    for masks in ({}, {"causal": np.tri(4, dtype=bool)}):
+        build(Source("sw", read_runs(workdir), masks=masks), workdir / "report")
+        assert Mirror(workdir, "offline", QUICK).close(timeout=120.0).report is True
+    (run,) = read_offline(workdir)["sw-report"]
+    assert (run.group, run.job_type, run.exit_code) == ("sw", "report", 0)
+    assert any(key.startswith("figures/masks/") for key in run.history[0])
+    assert set(run.tags) == {"report", "causal", "seed0"}

@@ -3,6 +3,7 @@
     OUT/report.html        self-contained: opens from a file, asks no network for anything, prints
     OUT/runs.csv           a row per run: what it was, how it ended, its final numbers
     OUT/history.csv        a row per run and logged step (history.parquet where pyarrow is installed)
+    OUT/report.json        the same for programs; names what the W&B mirror sends
     OUT/figures/STEM.png   and .svg
 
 What the page shows, and where it is read from. A section appears when its data exist; a run that diverged, stopped or

@@ -8,7 +8,7 @@ from pathlib import Path
 from string import Template
 
 from attnlab.judging import Outcome
-from attnlab.report import export, figures, sections
+from attnlab.report import export, figures, manifest, sections
 from attnlab.report.markup import Markup, element, join, text
 from attnlab.report.source import Facts, Source, facts
 
@@ -39,6 +39,7 @@ def build(source: Source, out: Path) -> Report:
     drawn = figures.draw(known, out / "figures")
     page = out / "report.html"
     _write(page, _page(known, drawn, history.name))
+    manifest.write(known, drawn, page, out / "report.json")  # last: it says that all is there
     pngs = tuple(item.png for item in drawn if item.png is not None)
     return Report(page, runs, history, pngs, known.outcome)
 

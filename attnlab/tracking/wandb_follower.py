@@ -30,6 +30,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
+from attnlab.tracking import wandb_report
 from attnlab.tracking.directory import ENDED, read_sweep
 from attnlab.tracking.files import acquire_lock, decode_row, read_json, write_json
 from attnlab.tracking.wandb_mirror import GIVE_UP, OFFLINE, read_state, snapshot
@@ -95,6 +96,7 @@ class Follower:
             target = f"{self.wandb.setup().settings.base_url} {task['project']}"
             self.state["target"] = target
         self.records = self.state.setdefault("targets", {}).setdefault(target, {})
+        self.target = target
         self.lock = threading.Lock()
 
     def work(self) -> None:
@@ -106,6 +108,7 @@ class Follower:
         for _ in range(ATTEMPTS):
             if not self.look(alive=False):
                 break
+        self._send_report()
 
     def look(self, *, alive: bool) -> bool:
         """Hand over what is new. Return whether some run is still behind its directory."""
@@ -149,6 +152,30 @@ class Follower:
         member = followed.member
         config = read_json(followed.path / "config.json", default={})
         session = read_json(followed.path / "environment.json", default=[])
+        run = self._init(
+            id=followed.id,
+            name=member["name"],
+            job_type="member",
+            tags=_tags(member),
+            config={
+                **config,
+                "sweep": self.sweep,
+                "arm": member["arm"],
+                "environment": session[-1] if session else {},
+            },
+            settings=self._settings(followed.id),
+        )
+        if run is None:
+            return False
+        followed.restart()
+        followed.run = run
+        self._define_axis(followed)
+        if self.online:
+            followed.first = run.starting_step  # follows the last row of the server's history
+        return True
+
+    def _init(self, **what: Any) -> Any:
+        """Open a W&B run in the group of the sweep, or resume it; None while W&B is unreachable."""
         try:
             run = self.wandb.init(
                 project=self.task["project"],
@@ -157,32 +184,48 @@ class Follower:
                 mode=self.task["mode"],
                 reinit="create_new",
                 resume="allow" if self.online else None,
-                id=followed.id,
-                name=member["name"],
                 group=self.sweep,
-                job_type="member",
-                tags=_tags(member),
-                config={
-                    **config,
-                    "sweep": self.sweep,
-                    "arm": member["arm"],
-                    "environment": session[-1] if session else {},
-                },
-                settings=self._settings(followed.id),
+                **what,
             )
         except (self.wandb.errors.AuthenticationError, self.wandb.errors.UsageError) as error:
             raise NoAccessError(str(error)) from error
         except self.wandb.errors.CommError as error:
             self.unreachable_until = time.monotonic() + OUTAGE_SECONDS
             self.say(problem=f"cannot reach W&B: {error}")
-            return False
-        followed.restart()
-        followed.run = run
-        self._define_axis(followed)
+            return None
         if self.online:
-            followed.first = run.starting_step  # follows the last row of the server's history
             self.state["entity"], self.state["url"] = run.entity, run.project_url
-        return True
+        return run
+
+    def _send_report(self) -> None:
+        """Deliver the sweep's report, unless the target has one that says the same."""
+        if self.task.get("part") is not None:
+            return  # of the whole sweep, and the business of whoever has it all
+        report = wandb_report.find(self.workdir)
+        sent = self.state.setdefault("reports", {})
+        if report is None or sent.get(self.target) == report.digest:
+            return
+        run = self._init(
+            id=report.run_id,
+            name=report.run_id,
+            job_type=wandb_report.JOB_TYPE,
+            tags=_cut(report.manifest["tags"]),
+            config={"sweep": self.sweep, "claim": report.manifest.get("claim")},
+            settings=self._settings(report.run_id),
+        )
+        if run is None:
+            return
+        run.log(report.media(self.wandb))
+        run.summary.update(report.manifest["summary"])
+        try:
+            run.finish(exit_code=0)
+        except TimeoutError:
+            self.say(problem="W&B did not take the report in time")
+            return
+        if not self.online:
+            _remove_older(self.workdir / "wandb", report.run_id, Path(run.dir).parent)
+        sent[self.target] = report.digest
+        self._keep_state()
 
     def _define_axis(self, followed: _Followed) -> None:
         """Charts by tokens where rows have them, else by step; never by the number of the line."""
@@ -245,6 +288,9 @@ class Follower:
             else:
                 key = (size, status)
                 followed.attempts[key] = followed.attempts.get(key, 0) + 1
+        self._keep_state()
+
+    def _keep_state(self) -> None:
         with contextlib.suppress(OSError):  # full disk: the server will be asked again
             write_json(self.workdir / "wandb" / "mirror.json", self.state)
 
@@ -307,7 +353,11 @@ class Follower:
 
 
 def _tags(member: dict[str, Any]) -> list[str]:
-    tags = [member["arm"], f"seed{member['seed']}", *member["tags"]]
+    return _cut([member["arm"], f"seed{member['seed']}", *member["tags"]])
+
+
+def _cut(tags: Iterable[str]) -> list[str]:
+    """W&B takes tags of at most 64 characters, each once."""
     return [tag[:64] for tag in dict.fromkeys(tags) if tag]
 
 

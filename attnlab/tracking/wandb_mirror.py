@@ -22,6 +22,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
 
+from attnlab.tracking import wandb_report
 from attnlab.tracking.directory import ENDED, read_sweep
 from attnlab.tracking.files import effective_status, is_locked, read_json
 from attnlab.tracking.wandb_mode import credentials
@@ -118,6 +119,7 @@ class MirrorReport:
       missing: run id -> rows that are not (0 when only the end of the run is unknown there).
       problems: what went wrong, each once.
       url: page of the project, or None.
+      report: whether the sweep's report is there as it stands on the disk; None when the sweep has none.
     """
 
     mode: str
@@ -127,6 +129,7 @@ class MirrorReport:
     problems: tuple[str, ...]
     url: str | None
     workdir: Path
+    report: bool | None = None
 
     def lines(self) -> list[str]:
         """One or two lines for the end of a run."""
@@ -138,7 +141,11 @@ class MirrorReport:
                 f"W&B {self.mode}: NOT confirmed there: {sum(self.missing.values())} rows of "
                 f"{len(self.missing)} runs ({'; '.join(self.problems) or 'reason unknown'})"
             )
-        if self.missing or self.mode == "offline":
+        if self.report is False:
+            lines.append(
+                f"W&B {self.mode}: the report is NOT there ({'; '.join(self.problems) or 'reason unknown'})"
+            )
+        if self.missing or self.report is False or self.mode == "offline":
             lines.append(f"to send them: attnlab sync {self.workdir}")
         return lines
 
@@ -312,6 +319,7 @@ class Mirror:
         target = OFFLINE if self._mode == "offline" else state.get("target", "")
         records = state.get("targets", {}).get(target, {})
         ids = [member["id"] for member in read_sweep(self._workdir)["members"]]
+        report, sent = wandb_report.find(self._workdir), state.get("reports", {})
         return MirrorReport(
             mode=self._mode,
             runs=len(records),
@@ -320,6 +328,7 @@ class Mirror:
             problems=tuple(self._problems),
             url=state.get("url"),
             workdir=self._workdir,
+            report=None if report is None else sent.get(target) == report.digest,
         )
 
 
@@ -327,7 +336,8 @@ def read_state(workdir: Path) -> dict[str, Any]:
     """What the mirror has delivered and confirmed: wandb/mirror.json, or nothing.
 
     `project` is the W&B project; `target` the server and project it speaks to; `targets[target][run id]` holds `bytes`, `rows`
-    and `status` of the run directory at the moment the target had all of it.
+    and `status` of the run directory at the moment the target had all of it; `reports[target]` is the digest of the
+    report it has.
     """
     try:
         state = read_json(workdir / "wandb" / "mirror.json", default={})
