@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from attnlab import mask_text, norms, positions
+from attnlab import mask_text, norms, positions, sharding
 from attnlab.attention.api import IMPLEMENTATIONS
 from attnlab.data import tokenizing
 from attnlab.masks import Mask
@@ -74,6 +74,8 @@ class Budget:
     eval_windows: int
     final_eval_windows: int
     accumulation: int = 1
+    data_devices: int = 1  # that share one member
+    sharding: str = "replicated"
     tokenizer: str = "char"
     packing: str = "none"
 
@@ -174,6 +176,7 @@ def check_values(config: Mapping[str, Any]) -> None:
         "context",
         "batch_size",
         "accumulation",
+        "mesh.data",
         "steps",
         "log_every",
         "model.layers",
@@ -204,6 +207,12 @@ def check_values(config: Mapping[str, Any]) -> None:
     _check_softcap(flat["model.softcap"])
     _check_choice("model.qk_norm", flat["model.qk_norm"], ("none", *norms.QK_NORMS))
     _check_choice("model.activations", flat["model.activations"], ACTIVATIONS)
+    _check_choice("mesh.sharding", flat["mesh.sharding"], sharding.KINDS)
+    if flat["batch_size"] // flat["accumulation"] % flat["mesh.data"]:
+        raise ValueError(
+            f"config.mesh.data: must divide a micro-batch, got {flat['mesh.data']}; allowed: divisors of "
+            f"batch_size / accumulation = {flat['batch_size'] // flat['accumulation']}"
+        )
     _check_choice("model.remat", flat["model.remat"], REMAT)
     _check_choice("model.attention", flat["model.attention"], ("auto", *IMPLEMENTATIONS))
     _check_optimizer(flat)
@@ -367,6 +376,8 @@ def budget(config: Mapping[str, Any]) -> Budget:
         eval_windows=config["eval"]["windows"],
         final_eval_windows=config["eval"]["final_windows"],
         accumulation=config["accumulation"],
+        data_devices=config["mesh"]["data"],
+        sharding=config["mesh"]["sharding"],
         tokenizer=config["tokenizer"],
         packing=config["packing"],
     )

@@ -25,7 +25,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
 
-from attnlab import norms, positions
+from attnlab import norms, positions, sharding
 from attnlab.attention import AttentionStats, attend
 from attnlab.attention.bias import Alibi
 from attnlab.knobs import Architecture, ModelKnobs
@@ -66,11 +66,12 @@ def place(
 
 
 def _kernel(module: nn.Module, name: str, fan_in: int, fan_out: int) -> Array:
-    return module.param(name, nn.initializers.lecun_normal(), (fan_in, fan_out), jnp.float32)
+    initializer = nn.initializers.lecun_normal()
+    return sharding.whole(module.param(name, initializer, (fan_in, fan_out), jnp.float32))
 
 
 def _gain(module: nn.Module, name: str, width: int) -> Array:
-    return module.param(name, nn.initializers.ones, (width,), jnp.float32)
+    return sharding.whole(module.param(name, nn.initializers.ones, (width,), jnp.float32))
 
 
 def _matmul(x_BTD: Array, kernel_DF: Array, dtype: DTypeLike | None = None) -> Array:
@@ -279,7 +280,7 @@ class LearnedPositions(nn.Module):
         )
         # "fill" would count negative positions from the end of the table.
         rows_BT = jnp.where(positions_BT < 0, self.context, positions_BT)
-        return jnp.take(table_TD, rows_BT, axis=0, mode="fill")
+        return jnp.take(sharding.whole(table_TD), rows_BT, axis=0, mode="fill")
 
 
 class Transformer(nn.Module):
@@ -356,7 +357,7 @@ class Transformer(nn.Module):
         table_VD = self.param(
             "embedding", nn.initializers.normal(a.width**-0.5), (a.input_size, a.width), jnp.float32
         )
-        x_BTD = table_VD[tokens_BT]
+        x_BTD = sharding.whole(table_VD)[tokens_BT]
         if "learned" in a.position_families:
             learned = LearnedPositions(a.context, name="positions")(positions_BT, a.width)
             x_BTD = x_BTD + knobs.positions["learned"] * learned

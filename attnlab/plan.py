@@ -13,7 +13,7 @@ from typing import Any
 import jax
 
 from attnlab import knobs as knobs_lib
-from attnlab import objectives
+from attnlab import objectives, sharding
 from attnlab.attention import choose_impl
 from attnlab.data.corpora import Corpus
 from attnlab.knobs import Architecture, Budget, Knobs
@@ -112,6 +112,7 @@ def group(members: Sequence[Member], corpora: Mapping[tuple[str, str], Corpus]) 
 
 def _member(sweep: str, config: Mapping[str, Any], corpus: Corpus) -> Member:
     budget = knobs_lib.budget(config)
+    sharding.check_devices(budget.data_devices)
     _check_windows(corpus, budget, config["context"])
     if budget.packed and corpus.documents is None:
         raise ValueError(

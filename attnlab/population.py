@@ -18,10 +18,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from attnlab import training
+from attnlab import sharding, training
 from attnlab.checkpoints import Checkpoints
 from attnlab.data import feed
 from attnlab.data.feed import HostFeed, Place
@@ -30,15 +30,8 @@ from attnlab.health import Health
 from attnlab.knobs import Knobs
 from attnlab.objectives import window_length
 from attnlab.plan import Group
+from attnlab.sharding import MEMBER
 from attnlab.training import NEVER, Task, TrainState
-
-AXIS = "member"
-
-
-def member_mesh(members: int) -> Mesh:
-    """A mesh over as many devices as there are members to give them, at most all."""
-    devices = jax.devices()[:members]
-    return jax.make_mesh((len(devices),), (AXIS,), axis_types=(AxisType.Auto,), devices=devices)
 
 
 class Program:
@@ -51,11 +44,12 @@ class Program:
         self.task = task
         self.mesh = mesh
         self.traces = {"train": 0, "evaluate": 0}
-        self.members = NamedSharding(mesh, P(AXIS))
+        self.members = NamedSharding(mesh, P(MEMBER))
+        self.layout = sharding.of_members(mesh, training.state_shapes(task), task.budget.sharding)
         self.everywhere = NamedSharding(mesh, P())
         one_by_one = mesh.devices.flat[0].platform == "cpu"
         over_members = _mapped if one_by_one else jax.vmap
-        sharded, whole = P(AXIS), P()
+        sharded, whole = P(MEMBER), P()
 
         def init(knobs: Knobs) -> TrainState:
             return over_members(lambda k: training.init_state(task, k))(knobs)
@@ -81,13 +75,17 @@ class Program:
 
         def shard(f: Callable[..., Any], in_specs: Any, **kwargs: Any) -> Callable[..., Any]:
             mapped = jax.shard_map(
-                f, mesh=mesh, in_specs=in_specs, out_specs=sharded, check_vma=False
-            )
+                f, mesh=mesh, in_specs=in_specs, out_specs=sharded, check_vma=False,
+                axis_names=sharding.manual_axes(mesh),
+            )  # fmt: skip
             return jax.jit(mapped, **kwargs)
 
-        self.init = shard(init, (sharded,))
+        self.init = shard(init, (sharded,), out_shardings=self.layout)
         self.train = shard(
-            train, (sharded, sharded, sharded if fed else whole), donate_argnums=(0,)
+            train,
+            (sharded, sharded, sharded if fed else whole),
+            donate_argnums=(0,),
+            out_shardings=(self.layout, self.members),
         )
         self.evaluate = shard(evaluate, (sharded, sharded, sharded, whole, whole))
 
@@ -96,7 +94,7 @@ class Program:
 
         Padding repeats the last member with no updates to do.
         """
-        missing = -len(knobs) % self.mesh.size
+        missing = -len(knobs) % self.mesh.shape[MEMBER]
         last = knobs[-1]
         idle = dataclasses.replace(
             last, optimizer=dataclasses.replace(last.optimizer, total_steps=jnp.int32(0))
@@ -108,8 +106,7 @@ class Program:
 
     def place_states(self, states: TrainState) -> TrainState:
         """Puts the states of the members (numpy, no padding) on the devices; padding repeats the last one."""
-
-        return jax.device_put(jax.tree.map(self._padded, states), self.members)
+        return jax.device_put(jax.tree.map(self._padded, states), self.layout)
 
     def place_windows(self, windows: Windows) -> Windows:
         """Puts the windows of each member on its device; padding repeats the last one."""
@@ -120,7 +117,7 @@ class Program:
         return jax.device_put(self._padded(flags), self.members)
 
     def _padded(self, x: np.ndarray) -> np.ndarray:
-        return np.concatenate([x, np.repeat(x[-1:], -len(x) % self.mesh.size, axis=0)])
+        return np.concatenate([x, np.repeat(x[-1:], -len(x) % self.mesh.shape[MEMBER], axis=0)])
 
 
 def _mapped(f: Callable[..., Any]) -> Callable[..., Any]:
@@ -242,7 +239,7 @@ class _Run:
         self.checkpoints = checkpoints
         self.count = len(group.members)
         self.feed = _host_feed(group) if feed.on_host(group.corpus, data_on) else None
-        mesh = member_mesh(self.count)
+        mesh = sharding.make_mesh(self.count, group.task.budget.data_devices)
         self.program = (
             Program(group.task, mesh) if self.feed is None else Program(group.task, mesh, fed=True)
         )

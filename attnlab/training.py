@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import optax
 from jax import Array
 
-from attnlab import health, model, objectives, optimizer
+from attnlab import health, model, objectives, optimizer, sharding
 from attnlab.attention import AttentionStats
 from attnlab.data import sampling
 from attnlab.data.sampling import Data, Windows
@@ -55,7 +55,16 @@ class Task:
 
 def init_state(task: Task, knobs: Knobs) -> TrainState:
     """A member before its first update."""
-    params = model.init(task.architecture, knobs.seed_init, knobs.init_gain)
+    return _fresh(task, knobs.seed_init, knobs.init_gain)
+
+
+def state_shapes(task: Task) -> TrainState:
+    """Shapes and dtypes of a member's state."""
+    return jax.eval_shape(lambda: _fresh(task, jnp.uint32(0), jnp.float32(1.0)))
+
+
+def _fresh(task: Task, seed: Array, gain: Array) -> TrainState:
+    params = model.init(task.architecture, seed, gain)
     return TrainState(
         params=params,
         moments=optimizer.init(params),
@@ -99,6 +108,7 @@ def logits_of(
     task: Task, params: model.Params, knobs: Knobs, batch: objectives.Batch, *, stats: bool = False
 ) -> tuple[Array, dict[str, Any]]:
     """The network on a batch, see `model.apply`: (logits [B, T, V], intermediates)."""
+    batch = sharding.by_example(batch)
     return model.apply(
         task.architecture, params, batch.inputs, batch.mask, knobs.model,
         positions_BT=batch.positions, stats=stats,
@@ -168,9 +178,11 @@ def train_step(
     """
     batch = batch_at(task, knobs, state.step, tokens)
     (_, (total, count)), grads = loss_and_grads(task, state.params, knobs, batch)
+    grads = sharding.parameters(grads, task.budget.sharding)
     params, moments, norm = optimizer.update(
         grads, state.moments, state.params, knobs.optimizer, state.step
     )
+    params, moments = sharding.parameters((params, moments), task.budget.sharding)
     finite = jnp.isfinite(total) & jnp.isfinite(norm)
     active = is_active(state, knobs)
     moved = dataclasses.replace(

@@ -60,6 +60,10 @@ def get_config(arg: str = "") -> ConfigDict:
     c.model.activations = "float32"  # STATIC  float32 | bfloat16; logits and softmax stay float32
     c.model.remat = "none"  # STATIC  done again backward: none | dots (all but matmuls) | block
 
+    c.mesh = ConfigDict()
+    c.mesh.data = 1  # STATIC  devices that share one member; must divide devices and micro-batches
+    c.mesh.sharding = "replicated"  # STATIC  | fsdp: parameters and moments split over them
+
     c.optimizer = ConfigDict()
     c.optimizer.learning_rate = 4e-3  # DATA    peak
     c.optimizer.warmup_steps = 50  # DATA

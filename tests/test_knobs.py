@@ -56,6 +56,8 @@ STATIC = [
     {"packing": "documents"},
     {"batch_size": 8},
     {"accumulation": 2},
+    {"mesh.data": 2},
+    {"mesh.sharding": "fsdp"},
     {"model.layers": 2},
     {"model.width": 32},
     {"model.heads": 1, "model.kv_heads": 1},
@@ -140,7 +142,7 @@ def test_architecture_and_budget_hold_the_numbers_of_the_config():
     assert arch.head_dim == 8
     assert budget == Budget(
         corpus="random:17", batch_size=4, log_every=4, eval_every=4, eval_windows=8,
-        final_eval_windows=16, accumulation=1,
+        final_eval_windows=16, accumulation=1, data_devices=1, sharding="replicated",
     )  # fmt: skip
 
 
@@ -197,6 +199,13 @@ BAD = [
     ({"model.norm": "groupnorm"}, ("config.model.norm", "'groupnorm'", "layernorm, rmsnorm")),
     ({"model.qk_norm": "on"}, ("config.model.qk_norm", "'on'", "none, l2, layernorm, rmsnorm")),
     ({"model.activations": "f32"}, ("config.model.activations", "'f32'", "float32, bfloat16")),
+    ({"mesh.data": 0}, ("config.mesh.data", "at least 1", "got 0")),
+    ({"mesh.data": 3}, ("config.mesh.data", "divide a micro-batch", "got 3", "accumulation = 4")),
+    (
+        {"mesh.data": 4, "accumulation": 2},
+        ("config.mesh.data", "divide a micro-batch", "got 4", "accumulation = 2"),
+    ),
+    ({"mesh.sharding": "zero"}, ("config.mesh.sharding", "'zero'", "replicated, fsdp")),
     ({"model.remat": "full"}, ("config.model.remat", "'full'", "none, dots, block")),
     ({"model.attention": "flash"}, ("config.model.attention", "'flash'", "auto, dense")),
     ({"model.logit_scale": "sqrt"}, ("config.model.logit_scale", "'sqrt'", "inv_sqrt_head_dim")),

@@ -10,7 +10,7 @@ import pytest
 import tiny
 
 from attnlab import knobs as knobs_lib
-from attnlab import optimizer, population, training
+from attnlab import optimizer, population, sharding, training
 from attnlab.data import sampling
 from attnlab.population import Program
 from attnlab.training import NEVER
@@ -79,7 +79,7 @@ def alone(task, state, made, tokens, updates):
 def starts(mixed):
     """The states of the mixed population before its first update."""
     group = tiny.group(*MIXED)
-    program = program_of(group.task, population.member_mesh(len(MIXED)))
+    program = program_of(group.task, sharding.make_mesh(len(MIXED)))
     states = jax.device_get(program.init(program.place(group.knobs())))
     return [jax.tree.map(lambda x, i=i: x[i], states) for i in range(len(MIXED))]
 
@@ -312,7 +312,7 @@ def small(endings):
         tiny.config({**STATIC, "seed.init": 2}, mask="sliding_window(2)", steps=20),
         group.task.architecture,
     )
-    program = program_of(group.task, population.member_mesh(3))
+    program = program_of(group.task, sharding.make_mesh(3))
     return Small(program, [*group.knobs()[:2], third], group.corpus.train)
 
 
@@ -411,7 +411,7 @@ def test_a_member_that_ends_early_changes_no_bit_of_the_others(small, three):
 
 def test_one_device_gives_what_two_give(small, three):
     """To rounding: the program for one device is another one."""
-    one = Program(small.program.task, population.member_mesh(1))
+    one = Program(small.program.task, sharding.make_mesh(1))
     with tiny.quick_compilation():
         result = small.train(small.made, program=one)
     assert result[0].step.tolist() == [20, 20, 20]
@@ -433,9 +433,9 @@ def test_members_vmapped_as_on_accelerators_equal_members_mapped(small, three, m
 
 
 def test_a_mesh_has_no_more_devices_than_members():
-    assert population.member_mesh(1).size == 1
-    assert population.member_mesh(2).size == 2
-    assert population.member_mesh(100).size == jax.device_count()
+    assert sharding.make_mesh(1).size == 1
+    assert sharding.make_mesh(2).size == 2
+    assert sharding.make_mesh(100).size == jax.device_count()
 
 
 # Leaks

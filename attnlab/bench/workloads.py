@@ -14,7 +14,7 @@ from typing import Any, Self
 import jax
 from jax import Array
 
-from attnlab import optimizer, plan, population, training
+from attnlab import optimizer, plan, population, sharding, training
 from attnlab.bench.turns import Contender
 from attnlab.data import corpora
 from attnlab.knobs import set_flat
@@ -80,7 +80,7 @@ class Population:
     """The members as attnlab trains them: one program, a chunk of updates a call. Calling it gives seconds."""
 
     def __init__(self, made: Group):
-        self.program = population.Program(made.task, population.member_mesh(len(made.members)))
+        self.program = population.Program(made.task, sharding.make_mesh(len(made.members)))
         self.knobs = self.program.place(made.knobs())
         self.states = self.program.init(self.knobs)
         self.tokens = jax.device_put(made.corpus.train, self.program.everywhere)
