@@ -10,12 +10,22 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import time
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+
+# Becomes the browser, with the two pipes as 3 and 4; those may be in use as the pipes' own numbers.
+CONNECT = """
+import os, sys
+reading, writing = (os.dup(int(number)) for number in sys.argv[1:3])
+os.dup2(reading, 3)
+os.dup2(writing, 4)
+os.execv(sys.argv[3], sys.argv[3:])
+"""
 
 
 def find_chromium() -> str | None:
@@ -37,15 +47,11 @@ class Browser:
             "--disable-dev-shm-usage", f"--user-data-dir={profile}", "about:blank",
         ]  # fmt: skip
 
-        def connect() -> None:
-            # 3 and 4 may be in use as the pipes' own numbers: first move those out of the way.
-            reading, writing = os.dup(to_browser), os.dup(from_browser)
-            os.dup2(reading, 3)
-            os.dup2(writing, 4)
-
+        # Not by preexec_fn, which forks this process and all its threads with it.
+        command = [sys.executable, "-c", CONNECT, str(to_browser), str(from_browser), program]
         self._process = subprocess.Popen(
-            [program, *flags], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-            preexec_fn=connect, close_fds=False, env={**os.environ, "HOME": str(profile)},
+            [*command, *flags], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            pass_fds=(to_browser, from_browser), env={**os.environ, "HOME": str(profile)},
         )  # fmt: skip
         os.close(to_browser)
         os.close(from_browser)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from attnlab.claims import Claim, Control, Gap, Published, SubClaim, Trend, below_reference
 from attnlab.measurements import LossByLength, Probes, ShuffledPrefix
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # experiments are not installed
-from experiments import nope
+from attnlab.results import Results
+from attnlab.rules import above
 
 CONTEXT, LAYERS, HEADS, ROWS, STEPS = 16, 4, 4, 10, 200
 ENDS = {
@@ -25,7 +24,7 @@ ENDS = {
     "mlm-none": 3.27,
 }
 ENVIRONMENT = {
-    "command": ["attnlab", "reproduce", "nope", "--workdir", "runs/a b"],
+    "command": ["attnlab", "reproduce", "toy", "--workdir", "runs/a b"],
     "data": {"name": "shakespeare", "sha256": "e19b" * 16},
     "device": "2 x cpu",
     "git": {"commit": "0123456789abcdef0123456789abcdef01234567", "dirty": True},
@@ -35,6 +34,91 @@ ENVIRONMENT = {
     "variables": {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"},
 }
 REFERENCES = {"unigram": 3.347, "bigram": 2.4875}
+CAUSAL = {"mask": "causal", "objective": "next_token"}
+FULL = {"mask": "full", "objective": "masked_lm(0.15)"}
+ARMS = {
+    "causal-learned": {**CAUSAL, "positions": "learned"},
+    "causal-none": {**CAUSAL, "positions": "none"},
+    "causal-rope": {**CAUSAL, "positions": "rope"},
+    "mlm-learned": {**FULL, "positions": "learned"},
+    "mlm-none": {**FULL, "positions": "none"},
+}
+
+
+def _closure(results: Results) -> dict[int, float]:
+    seeds, loss = results.paired("val/loss", ("causal-none", "causal-learned"))
+    bigram = results.reference("bigram")
+    share_S = (bigram - loss["causal-none"]) / (bigram - loss["causal-learned"])
+    return dict(zip(seeds, share_S.tolist(), strict=True))
+
+
+def _mask_effect(results: Results) -> dict[int, float]:
+    arms = ("mlm-none", "mlm-learned", "causal-none", "causal-learned")
+    seeds, loss = results.paired("val/loss", arms)
+    full_S = loss["mlm-none"] - loss["mlm-learned"]
+    gap_S = full_S - (loss["causal-none"] - loss["causal-learned"])
+    return dict(zip(seeds, gap_S.tolist(), strict=True))
+
+
+CLAIM = Claim(
+    name="toy",
+    statement="A transformer without positions trains, and its mask is why.",
+    source="A paper, 2022",
+    metric="val/loss",
+    arms=ARMS,
+    subclaims=(
+        SubClaim(
+            id="F1",
+            title="it trains",
+            statement="It goes more than half of the way from the bigram model to learned positions.",
+            source="A paper, Table 2",
+            metric="(bigram - none) / (bigram - learned)",
+            unit="",
+            rule=above(0.5),
+            arms=("causal-none", "causal-learned"),
+            controls=("learned-learns",),
+            measure=_closure,
+        ),
+        SubClaim(
+            id="F3",
+            title="it is the mask",
+            statement="Removing positions costs at least 0.5 nats more under the full mask.",
+            source="A paper, Table 3",
+            metric="(none - learned), full mask, minus (none - learned), causal mask",
+            unit="nats",
+            rule=above(0.5),
+            arms=("mlm-none", "mlm-learned", "causal-none", "causal-learned"),
+            controls=("learned-learns",),
+            measure=_mask_effect,
+            published=(Published(3.59, "nats", "large models", "A paper, Table 3", "two models"),),
+        ),
+    ),
+    controls=(
+        Control(
+            id="learned-learns",
+            statement="with learned positions the decoder uses more than the previous character",
+            arms=("causal-learned",),
+            check=below_reference("val/loss", "causal-learned", "bigram", margin=0.1),
+        ),
+    ),
+    presets={"quick": "for tests"},
+    gaps=(
+        Gap("full mask", "mlm-none", "mlm-learned"),
+        Gap(
+            "causal mask",
+            "causal-none",
+            "causal-learned",
+            (Published(0.005, "nats", "125 M parameters, T 1024", "A paper, Table 2", "one seed"),),
+        ),
+    ),
+    trends=(
+        Trend(
+            "Cost of removing positions by what is visible",
+            "share of the future",
+            {0: ("causal-none", "causal-learned"), 1: ("mlm-none", "mlm-learned")},
+        ),
+    ),
+)
 
 
 @dataclass(frozen=True)
@@ -53,8 +137,8 @@ class Member:
         return f"{self.arm.replace(' ', '-') or 'unnamed'}-s{self.seed}-{len(self.overrides)}"
 
 
-def nope_members(seeds: int = 3) -> list[Member]:
-    """The flagship's members, as they would end if its claim held."""
+def toy_members(seeds: int = 3) -> list[Member]:
+    """The members of `CLAIM`, as they would end if it held."""
     rng = np.random.default_rng(0)
     return [
         Member(arm, seed, end + rng.normal(0, 0.004))
@@ -64,7 +148,7 @@ def nope_members(seeds: int = 3) -> list[Member]:
 
 
 def write_sweep(
-    workdir: Path, members: Sequence[Member], name: str = "nope-quick", *, measured: bool = True
+    workdir: Path, members: Sequence[Member], name: str = "toy-quick", *, measured: bool = True
 ) -> Path:
     """Writes the directory and returns it. `measured`: with what is measured on trained members, too."""
     workdir.mkdir(parents=True, exist_ok=True)
@@ -100,8 +184,8 @@ def _config(member: Member) -> dict[str, Any]:
         "optimizer": {"learning_rate": 0.004},
         "seed": {"init": member.seed, "data": member.seed},
     }
-    plain = {"mask": "causal", "objective": "next_token", "positions": "rope"}
-    for key, value in (*nope.ARMS.get(member.arm, plain).items(), *member.overrides):
+    arm = ARMS.get(member.arm, ARMS["causal-rope"])
+    for key, value in (*arm.items(), *member.overrides):
         *outer, last = key.split(".")
         at = config
         for part in outer:

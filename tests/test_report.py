@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from browser import Browser, find_chromium
 from fake_runs import fake_run, runs_ending_at
-from fake_sweep import ENVIRONMENT, Member, nope_members, write_sweep
+from fake_sweep import CLAIM, ENVIRONMENT, Member, toy_members, write_sweep
 from matplotlib.image import imread
 from test_claims import FINALS, make_claim
 
@@ -25,7 +25,6 @@ from attnlab.report import Source, build, figures, markup, source
 from attnlab.results import Results
 from attnlab.rules import above
 from attnlab.tracking import locks
-from experiments.nope import CLAIM
 
 VOID = {"meta", "link", "img", "br", "hr"}
 
@@ -76,15 +75,15 @@ class Page(HTMLParser):
 
 @pytest.fixture(scope="module")
 def good(tmp_path_factory):
-    """The flagship's sweep, finished and measured: (directory, report, page)."""
-    work = write_sweep(tmp_path_factory.mktemp("good") / "w", nope_members())
+    """A claim's sweep, finished and measured: (directory, report, page)."""
+    work = write_sweep(tmp_path_factory.mktemp("good") / "w", toy_members())
     made = sweep_report.make(work, CLAIM, work / "report")
     return work, made, Page(made.page)
 
 
 def broken_members() -> list[Member]:
     """One diverged, one interrupted, one dead while it ran, and one that never began."""
-    members = nope_members()
+    members = toy_members()
     members[4] = replace(members[4], status="diverged", rows=4, end=9.0)
     members[6] = replace(members[6], status="interrupted", rows=6)
     members[7] = replace(members[7], status="running", rows=3)
@@ -152,7 +151,7 @@ def only(monkeypatch):
 
 def test_section_without_data_is_left_out(tmp_path, only):
     only("position", "probe", "shuffled", "length", "entropy")
-    work = write_sweep(tmp_path / "w", nope_members(2), measured=False)
+    work = write_sweep(tmp_path / "w", toy_members(2), measured=False)
     page = Page(sweep_report.make(work, CLAIM, tmp_path / "out").page)
     assert not {"probe", "shuffled", "length"} & set(page.sections)
     assert {"position", "entropy"} <= set(page.sections), "these come with every run"
@@ -160,7 +159,7 @@ def test_section_without_data_is_left_out(tmp_path, only):
 
 def test_every_figure_has_words_and_two_files(good):
     _, made, page = good
-    assert len(page.images) == len(made.figures) == 9
+    assert len(page.images) == len(made.figures) == 10
     for image in page.images:
         assert len(image["alt"]) > 30
     for png in made.figures:
@@ -190,7 +189,7 @@ def test_arms_differ_in_the_table_by_what_they_differ_in(good):
 
 def test_command_commit_and_dirt_are_on_the_page(good):
     text = good[2].sections["environment"]
-    assert "attnlab reproduce nope --workdir 'runs/a b'" in text
+    assert "attnlab reproduce toy --workdir 'runs/a b'" in text
     assert ENVIRONMENT["git"]["commit"] in text
     assert "uncommitted changes" in text
     assert "None" not in text
@@ -215,7 +214,7 @@ def test_figures_of_a_broken_sweep_are_all_made(bad, good):
 
 def test_sweep_that_has_not_begun_has_a_page_too(tmp_path, only):
     only("loss")
-    waiting = [replace(m, status="waiting", rows=0) for m in nope_members(2)]
+    waiting = [replace(m, status="waiting", rows=0) for m in toy_members(2)]
     work = write_sweep(tmp_path / "w", waiting)
     page = Page(sweep_report.make(work, CLAIM, tmp_path / "out").page)
     assert "10 waiting" in page.text
@@ -225,7 +224,7 @@ def test_sweep_that_has_not_begun_has_a_page_too(tmp_path, only):
 
 def test_damaged_measurement_costs_its_figure_and_nothing_else(tmp_path, only):
     only("probe", "shuffled")
-    members = nope_members(2)
+    members = toy_members(2)
     work = write_sweep(tmp_path / "w", members)
     (work / "runs" / members[0].id / Probes.FILE).write_text("{")
     page = Page(sweep_report.make(work, CLAIM, tmp_path / "out").page)
@@ -236,9 +235,9 @@ def test_damaged_measurement_costs_its_figure_and_nothing_else(tmp_path, only):
 def test_sweep_of_another_claim_is_shown_and_not_judged(tmp_path, only):
     only("loss")
     members = [Member("treated", seed, 2.0) for seed in (0, 1)]
-    work = write_sweep(tmp_path / "w", members, "nope-own", measured=False)
+    work = write_sweep(tmp_path / "w", members, "toy-own", measured=False)
     page = Page(sweep_report.make(work, CLAIM, tmp_path / "out").page)
-    assert "Not judged. arms: no sub-claim of nope" in re.sub(r"\s+", " ", page.text)
+    assert "Not judged. arms: no sub-claim of toy" in re.sub(r"\s+", " ", page.text)
     assert "verdicts" not in page.sections
     assert "treated" in page.sections["arms"]
 
@@ -406,12 +405,18 @@ def test_claim_is_the_one_in_the_name_of_the_sweep_unless_asked_otherwise(
 
 def test_command_writes_beside_the_runs_or_where_it_is_told(tmp_path, capsys, only):
     only()
-    work = write_sweep(tmp_path / "w", nope_members(2), measured=False)
+    work = write_sweep(tmp_path / "w", toy_members(2), measured=False)
     assert cli.main(["report", str(work), "--out", str(tmp_path / "there")]) == 0
-    said = capsys.readouterr().out
-    assert f"report: {tmp_path / 'there' / 'report.html'}" in said
-    assert "REPRODUCED" in said
+    assert f"report: {tmp_path / 'there' / 'report.html'}" in capsys.readouterr().out
     assert not (work / "report").exists()
+    assert cli.main(["report", str(work)]) == 0
+    assert (work / "report" / "report.html").is_file()
+
+
+def test_command_says_the_verdict_first(good, capsys):
+    sweep_report.say(good[1])
+    first = capsys.readouterr().out.splitlines()[0]
+    assert first == f"REPRODUCED: {CLAIM.statement} (F1 REPRODUCED, F3 REPRODUCED)"
 
 
 def test_claim_that_does_not_exist_is_refused(tmp_path, capsys):
@@ -505,7 +510,7 @@ def test_verdict_file_and_page_agree(good):
     stored = json.loads(json.dumps(outcomes.as_dict(good[1].outcome)))
     assert stored["verdict"] == "REPRODUCED"
     assert [j["survives_holm"] for j in stored["judgements"]] == [True, True]
-    assert stored["gaps"][0]["published"][0]["value"] == 3.59
+    assert stored["gaps"][1]["published"][0]["value"] == 0.005
     assert set(stored["nulls"]) == set(CLAIM.arms)
 
 
@@ -621,7 +626,7 @@ def test_manifest_names_the_verdict_its_numbers_and_every_figure(good):
     assert (summary["claim/F1/low"], summary["claim/F1/high"]) == (interval.low, interval.high)
     assert summary["runs/finished"] == 15
     assert summary["arm/mlm-none/val/loss"] == pytest.approx(3.27, abs=0.01)
-    assert stored["tags"] == ["report", "nope", *CLAIM.arms, "seed0", "seed1", "seed2"]
+    assert stored["tags"] == ["report", "toy", *CLAIM.arms, "seed0", "seed1", "seed2"]
     assert stored["verdict"]["verdicts"] == {"F1": "REPRODUCED", "F3": "REPRODUCED"}
     files = [made.page.parent / figure["file"] for figure in stored["figures"]]
     assert files == list(made.figures)
