@@ -82,6 +82,9 @@ def _parser() -> argparse.ArgumentParser:
         "--sweep", metavar="NAME", help="sweep_NAME of the file, when it has several"
     )
     sweep.add_argument("--seeds", type=int, help="paired seeds per arm (the sweep's own)")
+    sweep.add_argument(
+        "--shard", metavar="I/N", help="train the I-th of N shares, counted from 0, of one workdir"
+    )
     sweep.add_argument("--dry-run", action="store_true", help="print the plan and stop")
     _add_run_flags(sweep)
     sweep.set_defaults(run=_sweep)
@@ -209,7 +212,8 @@ def _run(plan: Any, args: argparse.Namespace) -> int:
     from attnlab import sweeps
 
     if args.dry_run:
-        return sweeps.dry_run(plan)
+        with _bad_input():
+            return sweeps.dry_run(plan, _shard(args))
     with _bad_input():
         session = _open_session(plan, args)
     return sweeps.run(session)
@@ -257,9 +261,19 @@ def _open_session(plan: Any, args: argparse.Namespace) -> Any:
         keep=args.keep,
         keep_every=args.keep_every,
         debug_nans=args.debug_nans,
+        shard=_shard(args),
         data_on=args.data_on,
     )
     return sweeps.open_session(plan, settings)
+
+
+def _shard(args: argparse.Namespace) -> Any:
+    from attnlab.shards import Shard
+
+    text = getattr(args, "shard", None)
+    if text is not None and args.workdir is None and not args.dry_run:
+        raise ValueError("--shard: needs --workdir, the directory that all shards share")
+    return None if text is None else Shard.parse(text)
 
 
 def _claims(args: argparse.Namespace, _: list[str]) -> int:

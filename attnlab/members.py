@@ -23,7 +23,7 @@ from attnlab.data.corpora import Corpus
 from attnlab.data.vocabulary import Vocabulary
 from attnlab.knobs import Architecture, Knobs
 from attnlab.plan import Group
-from attnlab.tracking import read_sweep
+from attnlab.tracking import read_groups, read_sweep
 from attnlab.tracking.files import read_json
 from attnlab.training import Task
 
@@ -123,8 +123,7 @@ def _member_id(workdir: Path, member: str | None) -> str:
 
 
 def _recorded_group(workdir: Path, run_id: str) -> tuple[str, list[str]]:
-    groups: dict[str, list[str]] = read_json(workdir / "groups.json", default={})
-    for group_id, ids in groups.items():
+    for group_id, ids in read_groups(workdir).items():
         if run_id in ids:
             return group_id, ids
     raise ValueError(_no_checkpoint(workdir, run_id))

@@ -1,11 +1,11 @@
 """What is left to do of a sweep: exactly the members that have not ended, in the groups they started in.
 
-A group is recorded when it starts (`groups.json`: id -> member ids). Resuming rebuilds it with all its members, the
+A group is recorded when it starts (`groups*.json`: id -> member ids). Resuming rebuilds it with all its members, the
 ended ones included, because the program and the checkpoint are those of the whole group. Members that no recorded
 group holds, such as the seeds added to a finished sweep, form groups of their own.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,52 +13,50 @@ from attnlab import knobs
 from attnlab import plan as plan_lib
 from attnlab.plan import Group, Member
 from attnlab.results import arm_of
-from attnlab.tracking import read_runs, read_sweep
-from attnlab.tracking.files import plain, read_json, write_json
+from attnlab.tracking import Part, read_groups, read_runs, read_sweep, record_group
+from attnlab.tracking.files import plain, read_json
 
 OVER = ("finished", "diverged", "stopped")
 MOST_LINES = 8  # of a configuration that has nothing to do with the stored one
 
 
-def remaining(workdir: Path, planned: Sequence[Group]) -> list[Group]:
+def remaining(
+    workdir: Path, planned: Sequence[Group], only: Collection[str] | None = None
+) -> list[Group]:
     """The groups that still have something to train, in order; all of `planned` in a new directory.
 
-    How a sweep is run may differ from session to session (`sweeps.Settings`), and members may be added; what a
+    `only`: ids of the members that this process trains; all when None. How a sweep is run may differ from session to session (`sweeps.Settings`), and members may be added; what a
     member is may not.
 
     Raises:
       ValueError: the directory holds a member that is not planned; it names the keys that differ from the planned
         member nearest to it, with both values.
     """
-    if not (workdir / "sweep.json").exists():
-        return list(planned)
     members = {m.id: m for g in planned for m in g.members}
+    corpora = {g.corpus.key: g.corpus for g in planned}
+    mine = set(members if only is None else only)
+    if only is None and not (workdir / "sweep.json").exists():
+        return list(planned)
+    if not (workdir / "sweep.json").exists():
+        return plan_lib.group([m for m in members.values() if m.id in mine], corpora)
     _refuse_other_configurations(workdir, members)
     over = {run.id for run in read_runs(workdir) if run.status in OVER}
-    corpora = {g.corpus.key: g.corpus for g in planned}
-    recorded = _recorded(workdir)
-    started = [[members[i] for i in ids] for ids in recorded.values() if set(ids) - over]
-    held = {i for ids in recorded.values() for i in ids}
-    new = [m for m in members.values() if m.id not in held and m.id not in over]
+    recorded = read_groups(workdir).values()
+    started = [[members[i] for i in ids] for ids in recorded if set(ids) & mine - over]
+    held = {i for ids in recorded for i in ids}
+    new = [m for m in members.values() if m.id in mine - held - over]
     groups = [g for part in started for g in plan_lib.group(part, corpora)]
     return groups + plan_lib.group(new, corpora)
 
 
-def record(workdir: Path, group: Group) -> None:
+def record(workdir: Path, group: Group, part: Part | None = None) -> None:
     """Writes down that these members train together."""
-    write_json(
-        workdir / "groups.json", {**_recorded(workdir), group.id: [m.id for m in group.members]}
-    )
+    record_group(workdir, group.id, [m.id for m in group.members], part)
 
 
 def checkpoint_directory(workdir: Path, group: Group) -> Path:
     """Where the checkpoints of a group lie."""
     return workdir / "checkpoints" / group.id
-
-
-def _recorded(workdir: Path) -> dict[str, list[str]]:
-    path = workdir / "groups.json"
-    return read_json(path) if path.exists() else {}
 
 
 def _refuse_other_configurations(workdir: Path, planned: Mapping[str, Member]) -> None:

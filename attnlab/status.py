@@ -6,8 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from attnlab.tracking import RunResult, read_runs
-from attnlab.tracking.files import read_json
+from attnlab.tracking import RunResult, read_groups, read_runs
 
 COLUMNS = ("member", "status", "updates", "val/loss", "train/loss", "last row", "checkpoint")
 DONE, UNFINISHED, RUNNING, FAULTY = 0, 3, 4, 5
@@ -88,8 +87,7 @@ def _last(run: RunResult, column: str) -> float | None:
 def _newest_checkpoints(workdir: Path) -> dict[str, int]:
     """Member id -> updates of its group's newest complete checkpoint; by name, without starting Orbax."""
     newest: dict[str, int] = {}
-    groups = workdir / "groups.json"
-    for group, members in (read_json(groups) if groups.exists() else {}).items():
+    for group, members in read_groups(workdir).items():
         saved = (workdir / "checkpoints" / group).glob("*/_CHECKPOINT_METADATA")
         steps = [int(path.parent.name) for path in saved if path.parent.name.isdigit()]
         newest |= {member: max(steps) for member in members if steps}

@@ -9,8 +9,8 @@ import numpy as np
 from attnlab import console, mask_text
 from attnlab.claims import Claim
 from attnlab.report import Report, Source, build
-from attnlab.tracking import ENDED, RunResult, read_runs, read_sweep
-from attnlab.tracking.files import is_locked, read_json
+from attnlab.tracking import ENDED, RunResult, locks, read_runs, read_sweep
+from attnlab.tracking.files import read_json
 from attnlab.tracking.wandb_mirror import read_state
 
 POLL_SECONDS = 2.0
@@ -99,7 +99,7 @@ def _state(workdir: Path) -> tuple[tuple[str, int, int], ...]:
 
 def _over(workdir: Path) -> bool:
     """Whether nobody trains and no member waits to be trained."""
-    if is_locked(workdir / ".lock"):
+    if locks.in_use(workdir):
         return False
     return all(run.status in ENDED for run in read_runs(workdir))
 

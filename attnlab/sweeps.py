@@ -4,14 +4,14 @@ import copy
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import jax
 
-from attnlab import console, outcomes, resume
+from attnlab import console, outcomes, resume, shards
 from attnlab import plan as plan_lib
 from attnlab.checkpoints import Checkpoints, reached_preemption
 from attnlab.claims import Claim
@@ -21,10 +21,12 @@ from attnlab.knobs import set_flat
 from attnlab.plan import Group
 from attnlab.population import GroupReport, Progress, run_group
 from attnlab.results import Results
+from attnlab.shards import Shard
 from attnlab.signals import StopFlag
 from attnlab.tracking import (
     MemberRecord,
     Mirror,
+    Part,
     SweepDirectory,
     Tracker,
     TrackingError,
@@ -73,15 +75,18 @@ def plan(name: str, configs: Sequence[Mapping[str, Any]], base: Mapping[str, Any
     return Plan(name, tuple(plan_lib.plan(name, configs, base, corpora.load)))
 
 
-def dry_run(planned: Plan) -> int:
-    """Prints what would be trained; writes and compiles nothing."""
-    console.print_plan(planned.name, planned.groups, len(jax.devices()))
+def dry_run(planned: Plan, shard: Shard | None = None) -> int:
+    """Prints what would be trained, by one shard of a new directory where one is named; writes and compiles nothing."""
+    groups = planned.groups if shard is None else shards.first_groups(planned.groups, shard)
+    console.print_plan(planned.name, groups, len(jax.devices()))
     return 0
 
 
 @dataclass(frozen=True)
 class Settings:
     """How a sweep is run, as opposed to what it is: none of it changes a result.
+
+    `shard`: which share of the members to train; all when None.
 
     `wandb`: online, offline, disabled, or None to find out. `checkpoint_steps`, `checkpoint_minutes`: save after so
     many updates or minutes. `keep`: newest checkpoints to keep; `keep_every`: and those at its multiples.
@@ -97,6 +102,7 @@ class Settings:
     keep: int = 2
     keep_every: int | None = None
     debug_nans: bool = False
+    shard: Shard | None = field(default=None, kw_only=True)
     data_on: Place = "auto"
 
 
@@ -118,14 +124,28 @@ def open_session(planned: Plan, settings: Settings) -> Session:
         setting is impossible; nothing is written then.
     """
     mode = resolve_mode(settings.wandb)
-    directory = SweepDirectory(settings.workdir, planned.name)
-    groups = planned.groups
-    if settings.resume:
-        groups = tuple(resume.remaining(settings.workdir, planned.groups))
-    for group in groups:
+    SweepDirectory(settings.workdir, planned.name)  # refuses before anything is written
+    for group in planned.groups:
         _checkpoints(group, settings)
+    part = _part(planned, settings)
+    directory = SweepDirectory(settings.workdir, planned.name, part)
+    groups = planned.groups
+    if settings.resume or part is not None:
+        only = None if part is None else part.members
+        groups = tuple(resume.remaining(settings.workdir, planned.groups, only))
     directory.create(_records(planned.members), resume=settings.resume)
     return Session(directory, groups, mode, settings)
+
+
+def _part(planned: Plan, settings: Settings) -> Part | None:
+    if settings.shard is None:
+        return None
+    try:
+        return shards.part(settings.workdir, planned.groups, settings.shard)
+    except OSError as error:
+        raise ValueError(
+            f"workdir={str(settings.workdir)!r}: cannot be written ({error.strerror})"
+        ) from error
 
 
 def run(session: Session) -> int:
@@ -196,7 +216,7 @@ def train(session: Session) -> int:
 def _mirror(session: Session) -> AbstractContextManager[Mirror | None]:
     if session.wandb.mode == "disabled":
         return nullcontext()
-    return Mirror(session.directory.path, session.wandb.mode)
+    return Mirror(session.directory.path, session.wandb.mode, part=session.directory.part)
 
 
 def _checkpoints(group: Group, settings: Settings) -> Checkpoints:
@@ -220,7 +240,7 @@ def _train_group(
     environment = environment_record(
         current_command(), corpus.record(), device=_device(), attention=group.attention
     )
-    resume.record(directory.path, group)
+    resume.record(directory.path, group, directory.part)
     members = _records(group.members)
     with (
         Tracker(directory, members, mirror, environment=environment) as tracker,

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from cli_runner import Cli
 
-from attnlab import cli, sweeps
+from attnlab import cli, shards, sweeps
 from attnlab.tracking import read_runs
 
 # The smallest sweep of the flagship: all five arms, one program.
@@ -51,12 +51,14 @@ def test_every_run_flag_reaches_the_run(monkeypatch, tmp_path):
     opened = []
     monkeypatch.setattr(sweeps, "open_session", lambda _, settings: opened.append(settings))
     words = (
-        f"train --config configs/base.py --workdir {tmp_path} --wandb offline --resume --checkpoint-steps 3 "
+        f"sweep --config configs/base.py --shard 1/2 --workdir {tmp_path} --wandb offline --resume --checkpoint-steps 3 "
         "--checkpoint-minutes 4 --keep 5 --keep-every 6 --debug-nans"
     )
     args, _ = cli._parse(words.split())
     cli._open_session(None, args)
-    want = sweeps.Settings(tmp_path, "offline", True, 3, 4.0, 5, 6, True)
+    want = sweeps.Settings(
+        tmp_path, "offline", True, 3, 4.0, 5, 6, True, shard=shards.Shard(1, 2)
+    )
     assert opened == [want]
     defaults = sweeps.Settings(tmp_path / "other")
     same = [f.name for f in fields(want) if getattr(want, f.name) == getattr(defaults, f.name)]
@@ -82,6 +84,11 @@ def test_every_run_flag_reaches_the_run(monkeypatch, tmp_path):
         ((*SWEEP, "--config.steps=15"), ("steps", "15", "log_every")),
         ((*SWEEP, "--checkpoint-steps", "0"), ("checkpoints.every_steps", "0", "positive")),
         ((*SWEEP, "--sweep", "other"), ("--sweep", "'other'", "nope")),
+        ((*SWEEP, "--shard", "2/2"), ("--shard", "'2/2'", "0/2 to 1/2")),
+        ((*SWEEP, "--shard", "0/0"), ("--shard", "'0/0'", "I/N")),
+        ((*SWEEP, "--shard", "-1/2"), ("--shard", "'-1/2'", "I/N")),
+        ((*SWEEP, "--shard", "third"), ("--shard", "'third'", "I/N")),
+        ((*SWEEP, "--shard", "0/16"), ("shards", "16", "15 members")),
         (("sweep", "--config", "configs/none.py"), ("--config", "configs/none.py", "FILE.py")),
         (("sweep", "--config", "configs/nope.py:tiny"), ("preset", "'tiny'", "smoke")),
         (("train", "--config", "configs/base.py", "--config.mask=sliding_window(0)"), ("0", "at least 1")),

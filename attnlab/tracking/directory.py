@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from attnlab.tracking.files import acquire_lock, plain, read_json, write_json
+from attnlab.tracking import locks
+from attnlab.tracking.files import plain, read_json, write_json
 
 STATUSES = ("waiting", "running", "finished", "diverged", "stopped", "interrupted", "failed")
 ENDED = frozenset(STATUSES) - {"waiting", "running"}
@@ -56,18 +57,39 @@ class MemberRecord:
     tags: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True)
+class Part:
+    """The share of one of several processes that train a sweep together: shard `index` of `count`.
+
+    `members`: ids of the runs that are its own.
+    """
+
+    index: int
+    count: int
+    members: frozenset[str]
+
+    @property
+    def name(self) -> str:
+        """What the files that are its own end in."""
+        return f"{self.index}-of-{self.count}"
+
+
 class SweepDirectory:
     """The directory of one sweep. Constructing it looks and refuses; only `create` writes.
+
+    With a `part` it is opened for that part alone: other processes may train the others at the same time.
 
     Raises:
       ValueError: `name` is not a slug, or `workdir` is a file, or holds another sweep.
     """
 
-    def __init__(self, workdir: str | os.PathLike[str], name: str) -> None:
+    def __init__(
+        self, workdir: str | os.PathLike[str], name: str, part: Part | None = None
+    ) -> None:
         _check_slug("name", name)
-        self.name = name
+        self.name, self.part = name, part
         self.path = Path(workdir).absolute()
-        self._lock: IO[str] | None = None
+        self._locks: list[IO[str]] = []
         if self.path.exists() and not self.path.is_dir():
             raise ValueError(f"workdir={str(workdir)!r}: is a file; must be a directory or new")
         if not self._file.exists():
@@ -106,7 +128,8 @@ class SweepDirectory:
         """Check `members`, then write the sweep file and their configurations, and take the lock.
 
         Members of an earlier session stay; new ones are added. The lock says to readers and other
-        processes that the sweep is being trained; it is held until `close` or the process ends.
+        processes that the sweep is being trained; it is held until `close` or the process ends. `members` are
+        always those of the whole sweep, also where this process trains a part of them.
 
         Raises:
           ValueError: two members are equal, an id is not a slug, a directory holds another
@@ -122,7 +145,8 @@ class SweepDirectory:
             if config.exists() and read_json(config) != plain(member.config):
                 raise ValueError(f"id={member.id!r}: its directory holds another configuration")
             metrics = self.run(member.id) / "metrics.jsonl"
-            if metrics.exists() and metrics.stat().st_size:
+            ours = self.part is None or member.id in self.part.members
+            if ours and metrics.exists() and metrics.stat().st_size:
                 started.append(member.id)
         if started and not resume:
             raise ValueError(
@@ -152,8 +176,8 @@ class SweepDirectory:
 
     def close(self) -> None:
         """Release the lock. Safe to call twice."""
-        lock, self._lock = self._lock, None
-        if lock is not None:
+        held, self._locks = self._locks, []
+        for lock in held:
             lock.close()
 
     def __enter__(self) -> SweepDirectory:
@@ -168,13 +192,21 @@ class SweepDirectory:
         return {member["id"]: member for member in read_sweep(self.path)["members"]}
 
     def _take_lock(self) -> None:
-        if self._lock is None:
-            self._lock = acquire_lock(self.path / ".lock")
-        if self._lock is None:
-            raise ValueError(
-                f"workdir={str(self.path)!r}: another process is training in it; "
-                "must be left to that process or stopped first"
-            )
+        if self._locks:
+            return
+        wanted = [(locks.whole(self.path), self.part is not None)]
+        if self.part is not None:
+            wanted.append((locks.of_shard(self.path, self.part.index, self.part.count), False))
+        for path, shared in wanted:
+            lock = locks.take(path, shared=shared)
+            if lock is None:
+                self.close()
+                what = "it" if self.part is None or shared else f"shard {self.part.name} of it"
+                raise ValueError(
+                    f"workdir={str(self.path)!r}: another process is training in {what}; "
+                    "must be left to that process or stopped first"
+                )
+            self._locks.append(lock)
 
 
 def read_sweep(workdir: str | os.PathLike[str]) -> dict[str, Any]:
@@ -193,6 +225,20 @@ def read_sweep(workdir: str | os.PathLike[str]) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"workdir={str(workdir)!r}: unreadable sweep.json ({error})") from error
     return sweep
+
+
+def record_group(
+    workdir: Path, group: str, members: Sequence[str], part: Part | None = None
+) -> None:
+    """Write down that these runs train together; in a file of its own for each part."""
+    file = workdir / ("groups.json" if part is None else f"groups-{part.name}.json")
+    write_json(file, {**read_json(file, default={}), group: list(members)})
+
+
+def read_groups(workdir: str | os.PathLike[str]) -> dict[str, list[str]]:
+    """Return group id -> ids of the runs that train together, of all parts."""
+    files = sorted(Path(workdir).glob("groups*.json"))
+    return {group: ids for file in files for group, ids in read_json(file, default={}).items()}
 
 
 def _check_slug(name: str, value: str) -> None:

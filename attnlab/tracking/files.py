@@ -11,11 +11,11 @@ import fcntl
 import json
 import math
 import os
-import time
+import socket
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
@@ -136,7 +136,8 @@ def write_json(path: Path, value: Any, *, durable: bool = True) -> None:
       OSError: it could not be written; the old file, if any, is intact.
     """
     text = json.dumps(spell_nonfinite(plain(value)), sort_keys=True, indent=2, allow_nan=False)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    # Two machines may write the same file of a shared directory, from processes of the same number.
+    temporary = path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}.tmp")
     try:
         with open(temporary, "w") as file:
             file.write(text + "\n")
@@ -160,28 +161,6 @@ def make_durable(path: Path) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
-
-
-def acquire_lock(path: Path, patience: float = 1.0) -> IO[str] | None:
-    """Return an open, exclusively locked file, or None if another process holds the lock.
-
-    The lock goes when the process ends, however it ends. `patience` (seconds) outlasts a reader
-    that tests the lock at this moment. Where the file system knows no locks none is taken.
-    """
-    file = open(path, "w")  # noqa: SIM115 (held open on purpose)
-    end = time.monotonic() + patience
-    while True:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() >= end:
-                file.close()
-                return None
-            time.sleep(0.05)
-        except OSError:
-            return file
-        else:
-            return file
 
 
 def is_locked(path: Path) -> bool:

@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from attnlab.tracking import locks
 from attnlab.tracking.directory import ENDED, read_sweep
-from attnlab.tracking.files import effective_status, is_locked, read_json, read_rows
+from attnlab.tracking.files import effective_status, read_json, read_rows
 
 
 @dataclass(frozen=True)
@@ -68,8 +69,8 @@ def read_runs(workdir: str | os.PathLike[str]) -> list[RunResult]:
       ValueError: `workdir` holds no sweep, or its sweep.json cannot be read.
     """
     root = Path(workdir).absolute()
-    alive = is_locked(root / ".lock")
-    return [_read_run(root, member, alive) for member in read_sweep(root)["members"]]
+    alive = locks.alive(root)
+    return [_read_run(root, m, alive(m["id"])) for m in read_sweep(root)["members"]]
 
 
 def _read_run(root: Path, member: dict[str, Any], alive: bool) -> RunResult:

@@ -30,10 +30,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
-from attnlab.tracking import wandb_report
+from attnlab.tracking import locks, wandb_report
 from attnlab.tracking.directory import ENDED, read_sweep
-from attnlab.tracking.files import acquire_lock, decode_row, read_json, write_json
-from attnlab.tracking.wandb_mirror import GIVE_UP, OFFLINE, read_state, snapshot
+from attnlab.tracking.files import decode_row, read_json, write_json
+from attnlab.tracking.wandb_mirror import GIVE_UP, OFFLINE, read_state, snapshot, state_file
 
 EXIT_CODES = {"finished": 0, "diverged": 1, "failed": 1, "stopped": 255, "interrupted": 255}
 """255 is what W&B itself records for a run that was told to stop."""
@@ -89,7 +89,7 @@ class Follower:
         self.sweep = ""
         self.pool = ThreadPoolExecutor(PARALLEL)
         self.unreachable_until = 0.0
-        self.state = read_state(self.workdir)
+        self.state = read_state(self.workdir, task["part"])
         self.state["project"] = task["project"]
         target = OFFLINE
         if self.online:
@@ -130,7 +130,8 @@ class Follower:
             self.sweep = sweep["name"]
             for member in sweep["members"]:
                 run_id = member["id"]
-                if run_id not in self.followed:
+                ours = self.task["members"] is None or run_id in self.task["members"]
+                if ours and run_id not in self.followed:
                     path = self.workdir / "runs" / run_id
                     self.followed[run_id] = _Followed(run_id, member, path)
 
@@ -292,7 +293,7 @@ class Follower:
 
     def _keep_state(self) -> None:
         with contextlib.suppress(OSError):  # full disk: the server will be asked again
-            write_json(self.workdir / "wandb" / "mirror.json", self.state)
+            write_json(state_file(self.workdir, self.task["part"]), self.state)
 
     def _counted(self, over: list[tuple[_Followed, int, str]]) -> set[str]:
         """Ids of the runs of which the server counts all rows; its count may lag for a moment."""
@@ -397,7 +398,8 @@ def main() -> NoReturn:
     task = json.loads(sys.argv[1])
     os.nice(task["niceness"])
     # A predecessor whose trainer was killed may still be delivering.
-    lock = acquire_lock(Path(task["workdir"]) / "wandb" / "mirror.lock", patience=120.0)
+    mine = state_file(Path(task["workdir"]), task["part"]).with_suffix(".lock")
+    lock = locks.take(mine, patience=120.0)
     follower = Follower(task, out)
 
     def watch() -> None:

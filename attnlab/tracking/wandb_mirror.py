@@ -22,9 +22,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
 
-from attnlab.tracking import wandb_report
-from attnlab.tracking.directory import ENDED, read_sweep
-from attnlab.tracking.files import effective_status, is_locked, read_json
+from attnlab.tracking import locks, wandb_report
+from attnlab.tracking.directory import ENDED, Part, read_sweep
+from attnlab.tracking.files import effective_status, read_json
 from attnlab.tracking.wandb_mode import credentials
 
 OFFLINE = "offline"
@@ -168,7 +168,7 @@ def sync(
     """
     root = Path(workdir).absolute()
     read_sweep(root)
-    if is_locked(root / ".lock"):
+    if locks.in_use(root):
         raise ValueError(
             f"workdir={str(workdir)!r}: is being trained in; must be synced after that"
         )
@@ -187,15 +187,22 @@ class Mirror:
       workdir: the directory of a sweep.
       mode: "online" or "offline"; see `resolve_mode`.
       settings: project, intervals and time-outs.
+      part: mirror only the runs of this part of the sweep; the other parts have mirrors of their own.
 
     Raises:
       ValueError: another mode.
     """
 
-    def __init__(self, workdir: Path, mode: str, settings: MirrorSettings | None = None) -> None:
+    def __init__(
+        self,
+        workdir: Path,
+        mode: str,
+        settings: MirrorSettings | None = None,
+        part: Part | None = None,
+    ) -> None:
         if mode not in ("online", "offline"):
             raise ValueError(f"mode={mode!r}: must be online or offline")
-        self._workdir, self._mode = workdir, mode
+        self._workdir, self._mode, self._part = workdir, mode, part
         self._settings = settings or MirrorSettings()
         self._report: MirrorReport | None = None
         self._stopped: set[str] = set()
@@ -278,9 +285,12 @@ class Mirror:
         log: IO[bytes] | int = subprocess.DEVNULL
         with contextlib.suppress(OSError):
             folder.mkdir(exist_ok=True)
-            log = open(folder / "mirror.log", "ab")  # noqa: SIM115 (closed below)
+            file = state_file(self._workdir, self._part_name).with_suffix(".log")
+            log = open(file, "ab")  # noqa: SIM115 (closed below)
         task = {"workdir": str(self._workdir), "mode": self._mode, **asdict(self._settings)}
         task["project"] = self._settings.project_name
+        task["part"] = self._part_name
+        task["members"] = None if self._part is None else sorted(self._part.members)
         try:
             return subprocess.Popen(
                 [sys.executable, "-m", "attnlab.tracking.wandb_follower", json.dumps(task)],
@@ -314,11 +324,17 @@ class Mirror:
             with contextlib.suppress(OSError):
                 child.stdin.close()
 
+    @property
+    def _part_name(self) -> str | None:
+        return None if self._part is None else self._part.name
+
     def _made_report(self) -> MirrorReport:
-        state = read_state(self._workdir)
+        state = read_state(self._workdir, self._part_name)
         target = OFFLINE if self._mode == "offline" else state.get("target", "")
         records = state.get("targets", {}).get(target, {})
         ids = [member["id"] for member in read_sweep(self._workdir)["members"]]
+        if self._part is not None:
+            ids = [run_id for run_id in ids if run_id in self._part.members]
         report, sent = wandb_report.find(self._workdir), state.get("reports", {})
         return MirrorReport(
             mode=self._mode,
@@ -332,15 +348,36 @@ class Mirror:
         )
 
 
-def read_state(workdir: Path) -> dict[str, Any]:
-    """What the mirror has delivered and confirmed: wandb/mirror.json, or nothing.
+def state_file(workdir: Path, part: str | None = None) -> Path:
+    """Where a mirror keeps what it has delivered; that of a part has a file of its own."""
+    return workdir / "wandb" / ("mirror.json" if part is None else f"mirror-{part}.json")
+
+
+def read_state(workdir: Path, part: str | None = None) -> dict[str, Any]:
+    """What the mirror has delivered and confirmed, or nothing; of one part, or of all of them together.
 
     `project` is the W&B project; `target` the server and project it speaks to; `targets[target][run id]` holds `bytes`, `rows`
     and `status` of the run directory at the moment the target had all of it; `reports[target]` is the digest of the
     report it has.
     """
+    if part is not None:
+        return _one_state(state_file(workdir, part))
+    merged: dict[str, Any] = {}
+    for file in sorted((workdir / "wandb").glob("mirror*.json")):
+        state = _one_state(file)
+        targets = merged.get("targets", {})
+        for target, records in state.get("targets", {}).items():
+            known = targets.setdefault(target, {})
+            for run_id, record in records.items():
+                if run_id not in known or record["bytes"] >= known[run_id]["bytes"]:
+                    known[run_id] = record
+        merged = {**merged, **state, "targets": targets}
+    return merged
+
+
+def _one_state(file: Path) -> dict[str, Any]:
     try:
-        state = read_json(workdir / "wandb" / "mirror.json", default={})
+        state = read_json(file, default={})
     except (OSError, ValueError):
         return {}  # then everything counts as undelivered, and asking the server will tell
     return state if isinstance(state, dict) else {}
