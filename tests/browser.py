@@ -20,8 +20,8 @@ NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"
 
 # Becomes the browser, with the two pipes as 3 and 4; those may be in use as the pipes' own numbers.
 CONNECT = """
-import os, sys
-reading, writing = (os.dup(int(number)) for number in sys.argv[1:3])
+import fcntl, os, sys
+reading, writing = (fcntl.fcntl(int(x), fcntl.F_DUPFD_CLOEXEC, 10) for x in sys.argv[1:3])
 os.dup2(reading, 3)
 os.dup2(writing, 4)
 os.execv(sys.argv[3], sys.argv[3:])
