@@ -82,11 +82,15 @@ def core_killed(scene: Scene) -> None:
 
 
 def _descendants(pid: int) -> list[int]:
-    try:
-        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    except OSError:
-        return []
-    return [int(c) for c in children] + [d for c in children for d in _descendants(int(c))]
+    """Also those that another thread than the first one started."""
+    found: list[int] = []
+    for children in Path(f"/proc/{pid}/task").glob("*/children"):
+        try:
+            direct = [int(child) for child in children.read_text().split()]
+        except OSError:
+            continue
+        found += [d for child in direct for d in (child, *_descendants(child))]
+    return found
 
 
 def _command(pid: int) -> str:

@@ -89,7 +89,9 @@ def can_mount(folder: Path) -> bool:
     return done.returncode == 0 and not subprocess.run(["umount", str(folder)]).returncode
 
 
-def hold(attnlab: Cli, fault: Fault, point: str) -> tuple[subprocess.Popen[str], Path]:
+def hold(
+    attnlab: Cli, fault: Fault, point: str, request: pytest.FixtureRequest
+) -> tuple[subprocess.Popen[str], Path]:
     """Starts the sweep and returns when it has reached the point and everything before it is on disk."""
     held, work = attnlab.cwd / "hold", attnlab.cwd / "disk" / "work"
     held.mkdir()
@@ -99,6 +101,8 @@ def hold(attnlab: Cli, fault: Fault, point: str) -> tuple[subprocess.Popen[str],
         cwd=attnlab.cwd, env={**attnlab.env, **environ, "PYTHONPATH": str(CHECKOUT)},
         text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
+
+    request.addfinalizer(process.kill)  # where the test failed before its end
 
     def settled() -> bool:
         if process.poll() is not None:
@@ -127,7 +131,7 @@ def test_nothing_reported_is_lost_and_resuming_equals_never_stopping(
     if fault.name.startswith("read-only") and not can_mount(attnlab.cwd / "disk"):
         cell["skipped"] = "needs mount"
         pytest.skip("a read-only directory needs mount")
-    process, work = hold(attnlab, fault, point)
+    process, work = hold(attnlab, fault, point, request)
     scene = Scene(process, work, server)
 
     reported = rows(work)
