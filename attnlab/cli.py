@@ -47,8 +47,8 @@ def _parse(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
     for word in overrides:
         if "=" not in word:
             raise UsageError(f"{word}: write --config.NAME=VALUE")
-        if args.command not in ("train", "sweep"):
-            raise UsageError(f"{word}: allowed with `attnlab train` and `attnlab sweep`")
+        if args.command not in ("train", "sweep", "launch"):
+            raise UsageError(f"{word}: allowed with `attnlab train`, `sweep` and `launch`")
     return args, overrides
 
 
@@ -88,6 +88,11 @@ def _parser() -> argparse.ArgumentParser:
     sweep.add_argument("--dry-run", action="store_true", help="print the plan and stop")
     _add_run_flags(sweep)
     sweep.set_defaults(run=_sweep)
+
+    launch = commands.add_parser("launch", help="run a sweep as jobs", add_help=False)
+    launch.add_argument("where", choices=("local", "slurm", "sky"))
+    launch.add_argument("flags", nargs=argparse.REMAINDER)
+    launch.set_defaults(run=_launch)
 
     status = commands.add_parser("status", help="the state of a sweep's members")
     status.add_argument("workdir", type=Path, metavar="WORKDIR")
@@ -206,6 +211,18 @@ def _sweep(args: argparse.Namespace, config_flags: list[str]) -> int:
         file = _config_file(args.config, config_flags)
         plan = _plan(file.name, file.config, file.members(args.sweep, args.seeds))
     return _run(plan, args)
+
+
+def _launch(args: argparse.Namespace, config_flags: list[str]) -> int:
+    with _bad_input():
+        _prepare_machine(None)
+
+        def plan(config: str, flags: argparse.Namespace) -> Any:
+            file = _config_file(config, config_flags)
+            return _plan(file.name, file.config, file.members(flags.sweep, flags.seeds))
+
+        command = _experiment("launch.command")
+        return command.run(args.where, args.flags, config_flags, plan, print)
 
 
 def _run(plan: Any, args: argparse.Namespace) -> int:

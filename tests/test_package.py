@@ -147,7 +147,7 @@ def pinned_requirements() -> list[Requirement]:
     """What pyproject.toml asks for, with the extras that the constraints cover."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    names = ("shakespeare", "tokenizers", "datasets", "dev")
+    names = ("shakespeare", "tokenizers", "datasets", "slurm", "dashboards", "dev")
     lines = project["dependencies"] + [line for name in names for line in extras[name]]
     return [Requirement(line) for line in lines]
 
