@@ -96,7 +96,7 @@ def losses_table(corpus: "Corpus", losses: dict[str, float]) -> Rows:
         [name, f"{loss:.4f}", "-" if bits is None else f"{loss * bits:.4f}"]
         for name, loss in losses.items()
     ]
-    return "validation loss of", ["n-gram table", "nats per token", "bits per byte"], rows
+    return "loss on the validation split", ["n-gram table", "nats per token", "bits per byte"], rows
 
 
 def sample(corpus: "Corpus", characters: int) -> list[str]:

@@ -15,6 +15,7 @@ import jax
 from attnlab import knobs as knobs_lib
 from attnlab import objectives, sharding
 from attnlab.attention import choose_impl
+from attnlab.data import sampling
 from attnlab.data.corpora import Corpus
 from attnlab.knobs import Architecture, Budget, Knobs
 from attnlab.masks import Mask
@@ -139,6 +140,11 @@ def _check_windows(corpus: Corpus, budget: Budget, context: int) -> None:
         raise ValueError(
             f"corpus {corpus.name!r}: its {split} split has {shortest} tokens, fewer than one window of {length} "
             f"(config.context = {context} and {beyond} more for the targets); allowed: a longer text{context_too}"
+        )
+    if len(corpus.train) >= sampling.MOST_TOKENS:
+        raise ValueError(
+            f"corpus {corpus.name!r}: its train split has {len(corpus.train)} tokens; allowed: fewer than "
+            f"{sampling.MOST_TOKENS}"
         )
     most = len(corpus.validation) - length + 1
     if budget.final_eval_windows > most:

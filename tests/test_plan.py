@@ -1,5 +1,7 @@
 """Members become groups; everything a user can get wrong is refused before anything compiles."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import tiny
@@ -177,6 +179,13 @@ def test_members_with_other_tokenizers_are_other_programs_on_the_same_text(tmp_p
 def test_a_tokenizer_that_is_none_is_refused_before_the_text_is_read(tokenizer):
     message = refused([tiny.config(corpus="text:/nowhere", tokenizer=tokenizer)])
     assert f"config.tokenizer: got {tokenizer!r}; allowed: char, bytes, or bpe:V" in message
+
+
+def test_a_corpus_too_large_for_its_starts_is_refused_before_anything_is_written():
+    small = tiny.load("random:17")
+    huge = dataclasses.replace(small, train=np.broadcast_to(small.train[:1], 2**31))
+    message = refused([tiny.config()], lambda *_: huge)
+    assert "train split has 2147483648 tokens; allowed: fewer than 2147483648" in message
 
 
 def test_a_tokenizer_for_a_corpus_of_tokens_is_refused():

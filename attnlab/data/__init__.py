@@ -1,1 +1,1 @@
-"""Data: corpora as token arrays, windows as a pure function of (seed, step), n-gram references."""
+"""Data: texts to tokens to corpora, windows as a pure function of (seed, step), n-gram references."""

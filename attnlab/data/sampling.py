@@ -18,6 +18,8 @@ from jax import Array, lax
 
 from attnlab.data.vocabulary import Tokens
 
+MOST_TOKENS = 2**31  # starts are int32
+
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
@@ -183,5 +185,5 @@ def _check_length(length: int, n_tokens: int) -> None:
             f"length: a window of {length} is longer than the {n_tokens} tokens it is cut from; "
             f"allowed: 1 <= length <= {n_tokens}"
         )
-    if n_tokens >= 2**31:
+    if n_tokens >= MOST_TOKENS:
         raise ValueError(f"tokens: {n_tokens} do not fit int32 starts; allowed: below 2^31")
