@@ -199,3 +199,17 @@ def test_a_checksum_changes_with_every_bit_and_is_the_same_on_device_and_host(dt
         sums.add(int(checkpoints._checksum(other, np)))
         assert int(checkpoints._checksum(jnp.asarray(other), jnp)) in sums
         assert int(checkpoints._checksum(values, np)) != int(checkpoints._checksum(other, np))
+
+
+def test_saves_go_on_below_an_unreadable_newest_one(two: Path) -> None:
+    """As when checkpoints are taken by minutes, and the next session is slower."""
+    for file in files(two / "20"):
+        file.write_bytes(b"")
+    with Checkpoints(two, keep=2) as there:
+        with pytest.warns(UserWarning, match="checkpoint 20"):
+            assert there.restore(state(0))[0] == 10
+        for step in (13, 16):
+            there.save(step, state(step), wait=True)
+    (step, found), messages = quietly(two)
+    assert step == 16, messages
+    same(found, state(16))
