@@ -92,6 +92,11 @@ class Checkpoints:
         if wait:
             self._settle()
 
+    def pass_over(self, step: int, why: str) -> None:
+        """Takes none after `step` updates, with a warning; the next one is due as if it had been taken."""
+        self._last_step, self._last_time = step, time.monotonic()
+        warnings.warn(f"no checkpoint at {step}: {why}", stacklevel=2)
+
     def steps(self) -> Sequence[int]:
         """Steps of the complete checkpoints, oldest first."""
         if self._orbax is None and not self.directory.is_dir():

@@ -9,7 +9,6 @@ import contextlib
 import dataclasses
 import functools
 import time
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -330,9 +329,7 @@ class _Run:
         self._log_pending()
         if not self.log.flush():
             # Resuming from it would pass over rows that only this process has.
-            warnings.warn(
-                f"no checkpoint at {step}: the rows up to there are not on disk", stacklevel=2
-            )
+            self.checkpoints.pass_over(step, "the rows up to there are not on disk")
             return
         states = self.states
         if self.count % self.program.mesh.size:

@@ -213,3 +213,10 @@ def test_saves_go_on_below_an_unreadable_newest_one(two: Path) -> None:
     (step, found), messages = quietly(two)
     assert step == 16, messages
     same(found, state(16))
+
+
+def test_one_that_is_passed_over_is_told_and_not_asked_for_again_at_once(tmp_path: Path) -> None:
+    there = Checkpoints(tmp_path / "c", every_steps=20, every_minutes=None)
+    with pytest.warns(UserWarning, match="no checkpoint at 20: why"):
+        there.pass_over(20, "why")
+    assert [there.due(step) for step in (20, 39, 40)] == [False, False, True]

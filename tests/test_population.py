@@ -11,6 +11,7 @@ import tiny
 
 from attnlab import knobs as knobs_lib
 from attnlab import optimizer, population, sharding, training
+from attnlab.checkpoints import Checkpoints
 from attnlab.data import sampling
 from attnlab.population import Program
 from attnlab.training import NEVER
@@ -261,6 +262,35 @@ def test_a_stop_before_anything_is_compiled_leaves_the_members_as_they_were(endi
     assert report.traces == {"train": 0, "evaluate": 0}
     assert log.ends == {}
     assert log.rows == [[], [], []]
+
+
+@pytest.mark.parametrize("stop_after", [3, 4], ids=["at 40, a validation", "at 50"])
+def test_a_stopped_group_goes_on_from_its_checkpoint_with_the_same_rows_and_ends(
+    stop_after, endings, tmp_path
+):
+    seen = []
+    with Checkpoints(tmp_path / "c", every_steps=20) as checkpoints:
+        log, _ = train(
+            ENDINGS, checkpoints=checkpoints, progress=seen.append,
+            should_stop=lambda: len(seen) >= stop_after,
+        )  # fmt: skip
+    with Checkpoints(tmp_path / "c") as checkpoints:
+        again, report = train(ENDINGS, checkpoints=checkpoints)
+    assert not report.interrupted
+    assert again.ends == endings[0].ends
+    for i in range(3):
+        new = [row for row in again.rows[i] if row not in log.rows[i]]
+        assert log.rows[i] + new == endings[0].rows[i]
+    assert min(row["step"] for row in again.rows[0]) >= 40, "nothing is trained twice"
+
+
+def test_no_checkpoint_is_taken_of_updates_whose_rows_are_not_on_disk(tmp_path, monkeypatch):
+    monkeypatch.setattr(tiny.MemoryLog, "flush", lambda self: False)
+    with Checkpoints(tmp_path / "c", every_steps=20) as checkpoints:
+        with pytest.warns(UserWarning, match="no checkpoint at 20: the rows up to there"):
+            log, _ = train(ENDINGS, checkpoints=checkpoints)
+        assert list(checkpoints.steps()) == []
+    assert log.ends[0][0] == "finished"
 
 
 def test_progress_counts_members_steps_and_tokens():
