@@ -47,8 +47,10 @@ def _parse(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
     for word in overrides:
         if "=" not in word:
             raise UsageError(f"{word}: write --config.NAME=VALUE")
-        if args.command not in ("train", "sweep", "launch"):
-            raise UsageError(f"{word}: allowed with `attnlab train`, `sweep` and `launch`")
+        if args.command not in ("train", "sweep", "launch", "wandb-sweep"):
+            raise UsageError(
+                f"{word}: allowed with `attnlab train`, `sweep`, `launch` and `wandb-sweep`"
+            )
     return args, overrides
 
 
@@ -93,6 +95,26 @@ def _parser() -> argparse.ArgumentParser:
     launch.add_argument("where", choices=("local", "slurm", "sky"))
     launch.add_argument("flags", nargs=argparse.REMAINDER)
     launch.set_defaults(run=_launch)
+
+    dashboard = commands.add_parser("dashboard", help="the W&B page of a sweep, as code")
+    dashboard.add_argument("target", metavar="CLAIM[:PRESET]|WORKDIR")
+    dashboard.add_argument("--project", help="W&B project (that of the sweep, or attnlab)")
+    dashboard.add_argument("--entity", help="W&B entity (that of the sweep, or your own)")
+    dashboard.add_argument("--wandb", choices=("online", "offline"))
+    dashboard.add_argument(
+        "--out", type=Path, metavar="FILE", help="where offline JSON goes (dashboard.json)"
+    )
+    dashboard.set_defaults(run=_dashboard)
+
+    agents = commands.add_parser("wandb-sweep", help="a sweep as YAML for W&B's own agents")
+    agents.add_argument(
+        "--config", required=True, metavar="FILE[:PRESET]", help="a file of configs/"
+    )
+    agents.add_argument("--sweep", metavar="NAME", help="sweep_NAME of the file")
+    agents.add_argument("--seeds", type=int, help="paired seeds per arm (the sweep's own)")
+    agents.add_argument("--workdir", type=Path, required=True, help="shared by all agents")
+    agents.add_argument("--project", default="attnlab", help="W&B project (attnlab)")
+    agents.set_defaults(run=_wandb_sweep)
 
     status = commands.add_parser("status", help="the state of a sweep's members")
     status.add_argument("workdir", type=Path, metavar="WORKDIR")
@@ -223,6 +245,34 @@ def _launch(args: argparse.Namespace, config_flags: list[str]) -> int:
 
         command = _experiment("launch.command")
         return command.run(args.where, args.flags, config_flags, plan, print)
+
+
+def _dashboard(args: argparse.Namespace, _: list[str]) -> int:
+    with _bad_input():
+        from attnlab import claims
+
+        workdir = Path(args.target) if (Path(args.target) / "sweep.json").exists() else None
+        name = args.target.partition(":")[0]
+        if workdir is not None:
+            name = report_command.claim_name(argparse.Namespace(workdir=workdir, claim=None))
+        elif Path(args.target).is_dir():
+            raise ValueError(f"workdir={args.target!r}: no sweep.json in it")
+        claim = None if name is None else _experiment(claims.experiment_module(name)).CLAIM
+        return _experiment("launch.dashboard").run(args, claim, workdir, print)
+
+
+def _wandb_sweep(args: argparse.Namespace, config_flags: list[str]) -> int:
+    with _bad_input():
+        _prepare_machine(None)
+        file = _config_file(args.config, config_flags)
+        members = _plan(file.name, file.config, file.members(args.sweep, args.seeds)).members
+        chosen = {"--sweep": args.sweep, "--seeds": args.seeds}
+        flags = [w for k, v in chosen.items() if v is not None for w in (k, str(v))]
+        text = _experiment("launch.wandb_sweep").export(
+            file.name, args.project, args.config, len(members), args.workdir, [*config_flags, *flags]
+        )
+    print(text, end="")
+    return 0
 
 
 def _run(plan: Any, args: argparse.Namespace) -> int:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The tracked files of a checkout as they are now, and the configuration files of a launch.
+    """The tracked files of a checkout as they are now, and what Python files git does not track yet (nor ignore).
 
     `place`: where the copy lies once `write` was called; equal code has an equal place.
     """
@@ -26,17 +26,12 @@ class Snapshot:
 
     def lines(self) -> list[str]:
         """What a person must know of the code that will run."""
-        state = (
-            f" with {len(self.changed)} changed files ({_few(self.changed)})"
-            if self.changed
-            else ""
-        )
-        lines = [f"code: commit {self.commit[:12]}{state}, copied to {self.place}"]
-        if self.untracked:
-            lines.append(
-                f"code: {len(self.untracked)} files that git does not track stay here ({_few(self.untracked)})"
-            )
-        return lines
+        changes = {"changed": self.changed, "untracked": self.untracked}
+        said = [
+            f"{len(names)} {what} files ({_few(names)})" for what, names in changes.items() if names
+        ]
+        state = f" with {' and '.join(said)}" if said else ""
+        return [f"code: commit {self.commit[:12]}{state}, copied to {self.place}"]
 
     def write(self) -> None:
         """Copies the files, all or none; a copy that is there already is left alone."""
@@ -60,13 +55,12 @@ def take(checkout: Path, configs: Sequence[Path], below: Path) -> tuple[Snapshot
     Raises:
       ValueError: no git checkout, or a configuration file that is not in it.
     """
-    tracked = [n for n in _git(checkout, "ls-files", "-z").split("\0") if (checkout / n).is_file()]
-    tracked = [name for name in tracked if name]
-    status = _git(checkout, "status", "--porcelain", "-z").split("\0")
-    changed = tuple(line[3:] for line in status if line and not line.startswith("??"))
-    untracked = tuple(line[3:] for line in status if line.startswith("??"))
+    tracked = _names(checkout, "ls-files", "-z")
+    changed = tuple(_names(checkout, "diff", "HEAD", "--name-only", "-z"))
+    others = _names(checkout, "ls-files", "--others", "--exclude-standard", "-z")
+    untracked = tuple(name for name in others if name.endswith(".py"))
     names = [_inside(checkout, config) for config in configs]
-    files = tuple(sorted({*tracked, *names}))
+    files = tuple(sorted({*tracked, *untracked, *names}))
     digest = hashlib.sha256()
     for name in files:
         content = (checkout / name).read_bytes()
@@ -84,6 +78,12 @@ def _inside(checkout: Path, config: Path) -> str:
             "allowed: a file of configs/"
         )
     return str(path.relative_to(checkout.resolve()))
+
+
+def _names(checkout: Path, *words: str) -> list[str]:
+    """Files that git lists and that are there."""
+    listed = _git(checkout, *words).split("\0")
+    return [name for name in listed if name and (checkout / name).is_file()]
 
 
 def _git(checkout: Path, *words: str) -> str:

@@ -75,6 +75,8 @@ class WandbServer:
         self.requests: list[str] = []
         self.opening: set[str] = set()
         """Runs a client has asked about, which is what it does before it opens one."""
+        self.views: dict[str, dict[str, Any]] = {}
+        """Workspaces and reports that were saved: display name -> what was sent, `spec` as the client made it."""
         self.faults: list[Fault] = []
         self.delay = 0.0
         """Seconds every answer is held back: the distance to a real server."""
@@ -324,6 +326,56 @@ class _Handler(BaseHTTPRequestHandler):
             "wandbConfig": json.dumps({"t": 1}),
         }
         return {"model": {"id": "p", "name": run.project, "bucket": bucket}}
+
+    def _op_ProjectInternalId(self, given: dict[str, Any]) -> dict[str, Any]:
+        return {
+            "project": {
+                "id": base64.b64encode(b"Project:v1").decode(),
+                "internalId": "UHJvamVjdEludGVybmFsSWQ6MQ==",
+            }
+        }
+
+    def _op_GetProjects(self, _: dict[str, Any]) -> dict[str, Any]:
+        names = dict.fromkeys(["attnlab", *(run.project for run in self.owner.runs.values())])
+        made = {"createdAt": "2026-01-01T00:00:00Z", "isBenchmark": False, "user": None}
+        edges = [
+            {
+                "node": {
+                    "__typename": "Project",
+                    "id": name,
+                    "name": name,
+                    "entityName": ENTITY,
+                    **made,
+                }
+            }
+            for name in names
+        ]
+        page = {"__typename": "PageInfo", "endCursor": None, "hasNextPage": False}
+        return {"models": {"pageInfo": page, "edges": edges}}
+
+    def _op_UpsertView2(self, given: dict[str, Any]) -> dict[str, Any]:
+        return self._view("upsertView", given)
+
+    def _op_upsertView(self, given: dict[str, Any]) -> dict[str, Any]:
+        return self._view("upsertView", given)
+
+    def _view(self, field: str, given: dict[str, Any]) -> dict[str, Any]:
+        """A workspace or a report: kept, and given an id."""
+        name = given["displayName"]
+        inserted = name not in self.owner.views
+        self.owner.views[name] = {**given, "spec": json.loads(given["spec"])}
+        project = {"name": given["projectName"], "entityName": given["entityName"]}
+        view = {
+            "id": base64.b64encode(f"View:{name}".encode()).decode(),
+            "name": given.get("name") or "nw",
+            "type": given.get("type"),
+            "displayName": name,
+            "description": given.get("description"),
+            "project": {"id": "p", **project},
+            "updatedAt": "2026-01-01T00:00:00Z",
+            "spec": given["spec"],
+        }
+        return {field: {"view": view, "inserted": inserted}}
 
     def _op_CreateRunFiles(self, given: dict[str, Any]) -> dict[str, Any]:
         project, run_id = given["project"], given["run"]

@@ -16,6 +16,7 @@ from slurm_cluster import Cluster
 from attnlab.tracking import read_runs
 
 pytestmark = pytest.mark.slurm
+pytest.importorskip("submitit", reason="needs the extra slurm")
 
 CONFIG = "tests/launch_sweep.py"
 CHECKOUT = Path(__file__).parents[2]
