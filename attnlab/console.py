@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as Bars
 from rich.table import Table
 
-from attnlab import costs, outcomes
+from attnlab import costs, fitting, outcomes
 from attnlab.claims import Claim
 from attnlab.judging import Outcome
 from attnlab.plan import Group
@@ -41,6 +41,7 @@ def print_plan(name: str, groups: Sequence[Group], devices: int) -> None:
         "parameters",
         "GFLOP / update",
         "state, MB",
+        "memory, MB",
         "tokens",
         "model",
     ):
@@ -70,6 +71,7 @@ def _plan_row(group: Group) -> list[str]:
         f"{costs.parameter_count(arch):,}",
         f"{costs.flops_per_update(group.task) / 1e9:.3f}",
         f"{members * costs.state_bytes(arch) / 1e6:.1f}",
+        f"{fitting.need(group.task, members).total / 1e6:.0f}",
         f"{tokens:,}",
         f"layers {arch.layers} width {arch.width} heads {arch.heads} T {arch.context} "
         f"batch {budget.batch_size} families {families} attention {group.attention} corpus {budget.corpus} ({budget.tokenizer})",

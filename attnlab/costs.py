@@ -4,10 +4,12 @@ Counts are analytic: XLA's own `cost_analysis` is wrong under `scan` and for cus
 """
 
 import math
+from dataclasses import dataclass
 
 import jax
 
 from attnlab import model
+from attnlab.attention.api import choose_impl
 from attnlab.knobs import Architecture
 from attnlab.training import Task
 
@@ -34,3 +36,65 @@ def flops_per_update(task: Task) -> int:
 def state_bytes(arch: Architecture) -> int:
     """Bytes of one member's parameters and Adam moments."""
     return 3 * 4 * parameter_count(arch)
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes on one device while one member is updated."""
+
+    parameters: int
+    moments: int
+    gradients: int
+    activations: int
+
+    @property
+    def state(self) -> int:
+        """What stays between updates."""
+        return self.parameters + self.moments
+
+    @property
+    def working(self) -> int:
+        """What an update needs besides."""
+        return self.gradients + self.activations
+
+
+def memory(task: Task, *, rematerializes: bool = True) -> Memory:
+    """An estimate from the shapes, to a factor of about 1.5 (XLA's own plan of a float32 update on CPU is the yardstick).
+
+    Parameters, moments and gradients are float32; FSDP divides them by the devices that share a member, but where
+    nothing is rematerialised by block the gathered parameters live until the backward pass is through.
+    `rematerializes`: False for XLA's CPU back end, which merges what is computed again with its first computation.
+    """
+    arch, budget = task.architecture, task.budget
+    size, share = 4 * parameter_count(arch), 1
+    if budget.sharding == "fsdp":
+        share = budget.data_devices
+    gathered = 0 if share == 1 else size // (arch.layers if arch.remat == "block" else 1)
+    accumulators = 2 if budget.accumulation > 1 else 1
+    return Memory(
+        parameters=size // share,
+        moments=2 * size // share,
+        gradients=accumulators * size // share + gathered,
+        activations=_activation_bytes(task, arch.remat if rematerializes else "none"),
+    )
+
+
+def _activation_bytes(task: Task, remat: str) -> int:
+    """What the backward pass of one micro-batch reads again, on one device."""
+    arch, budget = task.architecture, task.budget
+    examples = budget.batch_size // budget.accumulation // budget.data_devices
+    tokens, T = examples * arch.context, arch.context
+    element = 2 if arch.activations == "bfloat16" else 4
+    D, F, NH = arch.width, arch.mlp_width, arch.heads * arch.head_dim
+    qkv = NH + 2 * arch.kv_heads * arch.head_dim
+    products = tokens * (qkv + D + F + D) * element  # outputs of the four matrices of a block
+    # Both norms' inputs and outputs, the residual stream twice, attention's result, the MLP's tanh and GELU.
+    elementwise = tokens * (6 * D + NH + 2 * F) * element
+    dense = choose_impl(T, T, impl=arch.attention) == "dense"
+    # Logits and weights in float32; else operands and results of the tiles, in the order of those.
+    inside = 2 * examples * arch.heads * T * T * 4 if dense else 8 * tokens * NH * 4
+    block = products + elementwise + inside
+    kept = {"none": block, "dots": products + tokens * D * element, "block": tokens * D * element}
+    once_more = 0 if remat == "none" else block
+    logits = 3 * tokens * arch.vocab_size * 4  # logits, their softmax and its gradient
+    return arch.layers * kept[remat] + once_more + logits

@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 
-from attnlab import console, outcomes, resume, shards
+from attnlab import console, fitting, outcomes, resume, shards
 from attnlab import plan as plan_lib
 from attnlab.checkpoints import Checkpoints, reached_preemption
 from attnlab.claims import Claim
@@ -133,6 +133,7 @@ def open_session(planned: Plan, settings: Settings) -> Session:
     if settings.resume or part is not None:
         only = None if part is None else part.members
         groups = tuple(resume.remaining(settings.workdir, planned.groups, only))
+    fitting.refuse_too_large(groups)
     directory.create(_records(planned.members), resume=settings.resume)
     return Session(directory, groups, mode, settings)
 

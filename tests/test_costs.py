@@ -5,8 +5,9 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import pytest
+import tiny
 
-from attnlab import costs, model, optimizer
+from attnlab import costs, model, optimizer, training
 from attnlab.knobs import Architecture, Budget
 from attnlab.objectives import Inputs
 from attnlab.training import Task
@@ -53,3 +54,50 @@ def test_flops_of_an_update_by_hand():
     token = 2 * token + 2 * D * V  # two layers and the head
     # Backward has two products for each forward one.
     assert costs.flops_per_update(Task(ARCH, BUDGET, Inputs(17, 18))) == 3 * token * 4 * T
+
+
+def planned_by_xla(task, made, tokens):
+    """(bytes of the state, of everything else) in XLA's plan of an update."""
+    shapes = training.state_shapes(task)
+    step = jax.jit(lambda s, k, t: training.train_step(task, s, k, t), donate_argnums=0)
+    plan = step.lower(shapes, made, tokens).compile().memory_analysis()
+    return plan.output_size_in_bytes, plan.temp_size_in_bytes
+
+
+@pytest.mark.parametrize("attention", ["dense", "blockwise"])
+def test_the_estimate_of_memory_is_within_a_factor_of_two_of_xlas_plan(attention):
+    sizes = {"model.layers": 2, "model.width": 32, "context": 64, "batch_size": 8}
+    (group,) = tiny.plan([tiny.config({**sizes, "model.attention": attention})])
+    state, rest = planned_by_xla(group.task, group.knobs()[0], group.corpus.train)
+    found = costs.memory(group.task, rematerializes=False)
+    assert found.state == pytest.approx(state, rel=0.02)
+    assert rest / 2 < found.working < rest * 2
+
+
+def with_task(arch=None, **budget):
+    return Task(
+        dataclasses.replace(ARCH, **(arch or {})),
+        dataclasses.replace(BUDGET, **budget),
+        Inputs(17, 18),
+    )
+
+
+def test_what_saves_memory_is_counted():
+    plain = costs.memory(with_task())
+    activations = [
+        costs.memory(with_task(**change)).activations
+        for change in ({}, {"arch": {"remat": "dots", "layers": 8}}, {"arch": {"remat": "block", "layers": 8}})
+    ]  # fmt: skip
+    eight = costs.memory(with_task({"layers": 8})).activations
+    assert eight > activations[1] > activations[2]
+    assert costs.memory(with_task(accumulation=4)).activations < plain.activations / 2
+    assert costs.memory(with_task({"activations": "bfloat16"})).activations < plain.activations
+    split = costs.memory(with_task(data_devices=2, sharding="fsdp"))
+    assert split.state * 2 == plain.state
+    assert split.activations < plain.activations
+    assert costs.memory(with_task(data_devices=2)).state == plain.state
+
+
+def test_on_cpu_what_is_computed_again_is_kept_all_the_same():
+    block = with_task({"remat": "block"})
+    assert costs.memory(block, rematerializes=False) == costs.memory(with_task())

@@ -51,7 +51,16 @@ ROOMS = {
         "heldout_plots",
         "report",
     ),
-    "runs": ("plan", "population", "checkpoints", "resume", "shards", "members", "tracking"),
+    "runs": (
+        "plan",
+        "fitting",
+        "population",
+        "checkpoints",
+        "resume",
+        "shards",
+        "members",
+        "tracking",
+    ),
     "entry": (
         "cli",
         "__main__",
