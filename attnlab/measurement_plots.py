@@ -34,7 +34,7 @@ def loss_by_position(results: Results, panels: Mapping[str, Sequence[str]]) -> F
     with mpl.rc_context(STYLE):
         figure, axes = _row(len(shown), ylabel="val/loss, nats per token")
         for axis, (title, arms) in zip(axes, shown.items(), strict=True):
-            axis.set_title("\n".join(textwrap.wrap(title, 44)), loc="left")
+            axis.set_title("\n".join(textwrap.wrap(title, 40)), loc="left")
             for place, arm in enumerate(arms):
                 loss_ST = measured[arm]
                 _band(axis, np.arange(1, loss_ST.shape[1] + 1), loss_ST, place, arm)
@@ -114,7 +114,7 @@ def shuffled_prefix(results: Results, arms: Sequence[str]) -> Figure:
         axis.set_xlim(-0.6, len(measured) - 0.4)
         axis.grid(axis="x", visible=False)
         axis.set_ylabel("loss of one target, nats")
-        _legend_below(axis)
+        axis.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=2)
     return figure
 
 

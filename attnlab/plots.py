@@ -72,7 +72,7 @@ def loss_by_tokens(
         figure, axes = _panels(len(panels), ylabel=f"{metric}, nats per token")
         curves = []
         for axis, (title, names) in zip(axes, panels.items(), strict=True):
-            axis.set_title(title, loc="left")
+            axis.set_title("\n".join(textwrap.wrap(title, 40)), loc="left")
             _reference_lines(axis, references or {}, label=axis is axes[-1])
             for place, arm in enumerate(names):
                 tokens_T, values_ST = results.curve(metric, arm)

@@ -9,8 +9,10 @@ from typing import TypeVar
 from matplotlib.figure import Figure
 
 from attnlab import measurement_plots, plots
+from attnlab.measurements import LossByLength, Probes, ShuffledPrefix
 from attnlab.plots import NothingToDrawError
 from attnlab.report.source import Facts, varying
+from attnlab.results import Results, Run
 
 LINES = 7  # of one panel: as many as there are colours
 PANELS = 2  # of one figure: what a page is wide
@@ -67,12 +69,15 @@ def panels(facts: Facts) -> dict[str, list[str]]:
     keys.sort(key=lambda key: (key != "objective", key != "mask"))
     groups: dict[tuple[str, ...], list[str]] = {(): list(results.arms)}
     for key in keys:
+        values = [repr(config.get(key)) for config in configs.values()]
+        usual = max(dict.fromkeys(values), key=values.count)
         split: dict[tuple[str, ...], list[str]] = {}
         for names, arms in groups.items():
             for arm in arms:
                 apart = key == "objective" or len(arms) > LINES
-                extra = (_named(key, configs[arm].get(key)),) if apart else ()
-                split.setdefault((*names, *extra), []).append(arm)
+                split.setdefault(
+                    (*names, *_named(key, configs[arm].get(key), usual)) if apart else names, []
+                ).append(arm)
         groups = split
     return {
         ", ".join(names) + (f" ({start // LINES + 1})" if len(arms) > LINES else ""): arms[
@@ -86,10 +91,13 @@ def panels(facts: Facts) -> dict[str, list[str]]:
 _NOT_PANELS = ("arm", "positions", "seed.init", "seed.data")
 
 
-def _named(key: str, value: object) -> str:
+def _named(key: str, value: object, usual: str) -> tuple[str, ...]:
+    """What a title says of a knob: nothing where it is as in most arms, save for objective and mask."""
     if key == "objective":
-        return str(value)
-    return f"{value} mask" if key == "mask" else f"{key.split('.')[-1]} {value}"
+        return (str(value),)
+    if key == "mask":
+        return (f"{value} mask",)
+    return () if repr(value) == usual else (f"{key.split('.')[-1]} {value}",)
 
 
 def _wanted(facts: Facts) -> Iterator[_Wanted]:
@@ -147,7 +155,7 @@ def _wanted(facts: Facts) -> Iterator[_Wanted]:
 
 def _measured(facts: Facts, everything: Mapping[str, Sequence[str]]) -> Iterator[_Wanted]:
     """What was measured on trained members; most sweeps have some of it."""
-    results, arms = facts.results, facts.results.arms
+    results = facts.results
     for stem, some in _numbered("loss_by_position", everything):
         yield _Wanted(
             "position",
@@ -156,43 +164,58 @@ def _measured(facts: Facts, everything: Mapping[str, Sequence[str]]) -> Iterator
             f"Lines of loss by target position for the arms {', '.join(arm for arms in some.values() for arm in arms)}.",
             partial(measurement_plots.loss_by_position, results, some),
         )
-    for start in range(0, len(arms), LINES):
-        few = arms[start : start + LINES]
-        number = f"_{start // LINES + 1}" if start else ""
-        told = f"for the arms {', '.join(few)}."
+    for stem, few in _chunks("probe_error", _arms_with(Probes.read, results), LINES):
         yield _Wanted(
             "probe",
-            f"probe_error{number}",
+            stem,
             "How far a probe of frozen hidden states is from the true position, by layer.",
-            f"Lines of probe error by layer {told}",
+            f"Lines of probe error by layer for the arms {', '.join(few)}.",
             partial(measurement_plots.probe_error, results, few),
         )
+    for stem, few in _chunks("shuffled_prefix", _arms_with(ShuffledPrefix.read, results), LINES):
         yield _Wanted(
             "shuffled",
-            f"shuffled_prefix{number}",
+            stem,
             "Loss of one target after its prefix as it stood and after the same prefix shuffled. Box: quartiles and "
             "median; whiskers: 5 to 95 % of the sequences; diamond: mean.",
-            f"Boxes of loss with intact and shuffled prefix {told}",
+            f"Boxes of loss with intact and shuffled prefix for the arms {', '.join(few)}.",
             partial(measurement_plots.shuffled_prefix, results, few),
         )
+    for stem, few in _chunks("loss_by_length", _arms_with(LossByLength.read, results), LINES):
         yield _Wanted(
             "length",
-            f"loss_by_length{number}",
+            stem,
             "Loss of the same last targets with contexts of several lengths.",
-            f"Lines of loss by length of the context {told}",
+            f"Lines of loss by length of the context for the arms {', '.join(few)}.",
             partial(measurement_plots.loss_by_length, results, few),
         )
-    for start in range(0, len(arms), HEAT_MAPS):
-        few = arms[start : start + HEAT_MAPS]
-        number = f"_{start // HEAT_MAPS + 1}" if start else ""
+    for stem, few in _chunks("attention_entropy", results.arms, HEAT_MAPS):
         yield _Wanted(
             "entropy",
-            f"attention_entropy{number}",
+            stem,
             "Entropy of each head's attention over the log of its visible keys, mean over seeds: 1 is spread evenly, "
             "0 is on one token.",
             f"Heat maps of attention entropy, layer by head, for the arms {', '.join(few)}.",
             partial(measurement_plots.attention_entropy, results, few),
         )
+
+
+def _arms_with(read: Callable[[Run], object | None], results: Results) -> list[str]:
+    """The arms that were measured; a file that cannot be read counts, so that its figure says so."""
+    found = []
+    for arm in results.arms:
+        try:
+            measured = bool(results.measured(read, arm))
+        except ValueError:
+            measured = True
+        if measured:
+            found.append(arm)
+    return found
+
+
+def _chunks(stem: str, arms: Sequence[str], size: int) -> Iterator[tuple[str, list[str]]]:
+    for name, few in _numbered(stem, dict.fromkeys(arms), size):
+        yield name, list(few)
 
 
 def _numbered(

@@ -279,7 +279,8 @@ def _published(facts: Facts) -> Markup:
     rows: list[tuple[object, ...]] = []
     for judged in outcome.judgements:
         what = f"{judged.subclaim.id}: {judged.subclaim.metric}"
-        rows += _beside(what, judged.subclaim.published, judged.interval, judged.subclaim.unit)
+        if judged.subclaim.published:
+            rows += _beside(what, judged.subclaim.published, judged.interval, judged.subclaim.unit)
     for row in outcome.gaps:
         what = f"{row.gap.label}: {row.gap.arm} - {row.gap.reference}"
         rows += _beside(what, row.gap.published, row.interval, "nats")
