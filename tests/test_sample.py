@@ -1,10 +1,12 @@
 """`attnlab sample`: text out, or one line that says what is wrong with the request."""
 
 import argparse
+import json
 
 import pytest
 import tiny
 import trained_run
+from cli_runner import Cli
 
 from attnlab import cli, sample
 from attnlab.data.vocabulary import ByteVocabulary, CharVocabulary, NumberVocabulary
@@ -102,3 +104,25 @@ def test_everything_outside_the_vocabulary_is_named_once():
     with pytest.raises(ValueError, match="'12' is not in the vocabulary"):
         sample.encoded(NumberVocabulary(5), "1 12")
     assert sample.encoded(ByteVocabulary(), "é").tolist() == [0xC3, 0xA9]
+
+
+@pytest.mark.slow
+def test_a_member_that_was_just_trained_is_sampled_and_evaluated(tmp_path):
+    """From training to text and error bars, each in a process of its own."""
+    attnlab = Cli(tmp_path, tmp_path / "xla")
+    (attnlab.cwd / "my.txt").write_text("the quick brown fox jumps over the lazy dog. " * 200)
+    small = [f"--config.{key}={value}" for key, value in tiny.TINY.items() if key != "corpus"]
+    config = str(tiny.BASE_FILE)
+    attnlab(
+        "train", "--config", config, "--workdir", "work", "--wandb", "disabled", *small,
+        "--config.corpus=text:my.txt", "--config.steps=400", "--config.positions=rope",
+    )  # fmt: skip
+    out = attnlab(
+        "sample", "work", "--prompt", "the quick ", "--tokens", "35", "--temperature", "0"
+    )
+    assert out.startswith("the quick brown fox jumps over the lazy dog. ")
+    out = attnlab("eval", "work", "--json", "eval.json", "--png", "eval.png")
+    assert "bits per byte" in out
+    assert (attnlab.cwd / "eval.png").exists()
+    written = json.loads((attnlab.cwd / "eval.json").read_text())
+    assert written["loss"]["high"] < written["references"]["bigram"]
