@@ -184,6 +184,10 @@ def _add_run_flags(parser: argparse.ArgumentParser) -> None:
         "--debug-nans", action="store_true", help="name the first bad tensor of a diverged member"
     )
     parser.add_argument(
+        "--profile", action="store_true",
+        help="trace a few updates of each group for jax's profiler, and put perf/... into the summaries",
+    )  # fmt: skip
+    parser.add_argument(
         "--data-on",
         choices=("auto", "device", "host"),
         default="auto",
@@ -330,6 +334,7 @@ def _open_session(plan: Any, args: argparse.Namespace) -> Any:
         debug_nans=args.debug_nans,
         shard=_shard(args),
         data_on=args.data_on,
+        profile=args.profile,
     )
     return sweeps.open_session(plan, settings)
 

@@ -11,6 +11,7 @@ import functools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import jax
@@ -20,7 +21,7 @@ from jax import Array
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from attnlab import sharding, training
+from attnlab import perf, sharding, training
 from attnlab.checkpoints import Checkpoints
 from attnlab.data import feed
 from attnlab.data.feed import HostFeed, Place
@@ -200,6 +201,7 @@ def run_group(
     checkpoints: Checkpoints | None = None,
     debug_nans: bool = False,
     data_on: Place = "auto",
+    profile: Path | None = None,
     should_stop: Callable[[], bool] = lambda: False,
     progress: Callable[[Progress], None] = lambda _: None,
 ) -> GroupReport:
@@ -212,10 +214,11 @@ def run_group(
     compiling, a chunk of updates, a block of a validation. Members that had not ended are then `interrupted`.
     `debug_nans`: rerun the update at which a member diverged, and put the first bad tensor's name in its summary.
     `data_on`: whether the tokens are on the devices, or windows come from the host; the batches are the same.
+    `profile`: a directory for jax's profiler trace of the second call; summaries then hold `perf/...` as well.
     """
     if should_stop():
         return GroupReport(len(group.members), {"train": 0, "evaluate": 0}, True, 0.0, 0.0, 0)
-    run = _Run(group, log, checkpoints, progress, debug_nans, data_on, should_stop)
+    run = _Run(group, log, checkpoints, progress, debug_nans, data_on, profile, should_stop)
     with contextlib.closing(run):
         return run.train()
 
@@ -231,9 +234,11 @@ class _Run:
         progress: Callable[[Progress], None],
         debug_nans: bool,
         data_on: Place,
+        profile: Path | None,
         should_stop: Callable[[], bool],
     ):
-        self.debug_nans, self.should_stop = debug_nans, should_stop
+        self.debug_nans, self.should_stop, self.profile = debug_nans, should_stop, profile
+        self.traced = False  # the call whose metrics are pending
         self.group, self.log, self.progress = group, log, progress
         self.checkpoints = checkpoints
         self.count = len(group.members)
@@ -268,7 +273,7 @@ class _Run:
         going = self._validate_if_due(step)
         while going and step < steps and not self.should_stop():
             self._stop_members()
-            self.states, metrics = self.program.train(self.states, self.knobs, self._data(step))
+            self.states, metrics = self._updates(step)
             self._log_pending()
             step += chunk
             self.pending = (step, metrics)
@@ -284,6 +289,26 @@ class _Run:
             self.count, dict(self.program.traces), not complete,
             self.first_call_seconds, self.train_seconds, self.member_updates,
         )  # fmt: skip
+
+    def _updates(self, step: int) -> Any:
+        """A chunk from `step` on. The second one is traced where a profile is wanted: the first compiles."""
+        arguments = (self.states, self.knobs, self._data(step))
+        if self.profile is None or step != self.start + self.budget.log_every:
+            return self.program.train(*arguments)
+        self._log_pending()
+        with jax.profiler.trace(str(self.profile)):
+            result = jax.block_until_ready(self.program.train(*arguments))
+        self.traced, self.clock = True, time.monotonic()
+        return result
+
+    def _performance(self) -> dict[str, float]:
+        """`perf/...` of the group so far, where a profile is wanted: no two runs agree on it."""
+        if self.profile is None:
+            return {}
+        devices = self.program.mesh.size
+        return perf.of_group(
+            self.group.task, self.member_updates, self.train_seconds, devices=devices
+        )
 
     def _data(self, step: int) -> Any:
         """What the updates from `step` on read: all tokens, or their windows."""
@@ -346,6 +371,8 @@ class _Run:
         seconds, self.clock = time.monotonic() - self.clock, time.monotonic()
         if self.first_call_seconds == 0.0:
             self.first_call_seconds = seconds
+        elif self.traced:  # its time is that of the profiler
+            self.traced = False
         else:
             self.train_seconds += seconds
             self.member_updates += int(updates.sum())
@@ -451,6 +478,7 @@ class _Run:
             "health/last_loss": health.last_loss,
             "health/last_grad_norm": health.last_grad_norm,
             "health/loss_spikes": health.spikes,
+            **self._performance(),
         }
         if diverged_at == NEVER:
             return ("stopped" if stopped else "finished"), facts

@@ -91,7 +91,7 @@ class Settings:
     `wandb`: online, offline, disabled, or None to find out. `checkpoint_steps`, `checkpoint_minutes`: save after so
     many updates or minutes. `keep`: newest checkpoints to keep; `keep_every`: and those at its multiples.
     `debug_nans`: name the first bad tensor of a diverged member. `data_on`: the corpus is on the device, or the host
-    cuts windows from it; auto: by its size.
+    cuts windows from it; auto: by its size. `profile`: a profiler trace of each group, in workdir/profile.
     """
 
     workdir: Path
@@ -104,6 +104,7 @@ class Settings:
     debug_nans: bool = False
     shard: Shard | None = field(default=None, kw_only=True)
     data_on: Place = "auto"
+    profile: bool = False
 
 
 @dataclass(frozen=True)
@@ -134,8 +135,20 @@ def open_session(planned: Plan, settings: Settings) -> Session:
         only = None if part is None else part.members
         groups = tuple(resume.remaining(settings.workdir, planned.groups, only))
     fitting.refuse_too_large(groups)
+    if settings.profile:
+        _check_profile(groups)
     directory.create(_records(planned.members), resume=settings.resume)
     return Session(directory, groups, mode, settings)
+
+
+def _check_profile(groups: Sequence[Group]) -> None:
+    for index, group in enumerate(groups):
+        chunk = group.task.budget.log_every
+        if group.steps < 3 * chunk:
+            raise ValueError(
+                f"--profile: traces the second call and times the next ones, but group {index} has {group.steps // chunk} "
+                f"of {chunk} updates; allowed: config.steps of at least {3 * chunk}"
+            )
 
 
 def _part(planned: Plan, settings: Settings) -> Part | None:
@@ -251,6 +264,7 @@ def _train_group(
         report = run_group(
             group, log, checkpoints=checkpoints, debug_nans=session.settings.debug_nans,
             data_on=session.settings.data_on,
+            profile=directory.path / "profile" / group.id if session.settings.profile else None,
             should_stop=stop, progress=progress,
         )  # fmt: skip
         for line in tracker.close(stop.exit_code if report.interrupted else 0).lines():

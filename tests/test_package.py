@@ -37,6 +37,7 @@ ROOMS = {
         "probes",
         "context_use",
         "costs",
+        "perf",
     ),
     "results": (
         "claims",
