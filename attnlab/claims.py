@@ -122,6 +122,18 @@ class Trend:
 
 
 @dataclass(frozen=True)
+class Measurement:
+    """What is measured on the trained members of some arms: a kind that `attnlab.measuring` knows.
+
+    `presets`: in which; in all of them when empty.
+    """
+
+    kind: str
+    arms: tuple[str, ...]
+    presets: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Claim:
     """A sentence about attention with all that decides it.
 
@@ -145,6 +157,7 @@ class Claim:
     rests_on: tuple[str, ...] = ()
     gaps: tuple[Gap, ...] = ()
     trends: tuple[Trend, ...] = ()
+    measurements: tuple[Measurement, ...] = ()
 
     def __post_init__(self) -> None:
         ids = [control.id for control in self.controls]
@@ -156,9 +169,18 @@ class Claim:
         _all_known("rests_on", self.rests_on, [subclaim.id for subclaim in self.subclaims])
         for gap in self.gaps:
             _all_known(f"gaps[{gap.label!r}]", (gap.arm, gap.reference), self.arms)
+        for measurement in self.measurements:
+            _all_known(f"measurements[{measurement.kind!r}]", measurement.arms, self.arms)
+            _all_known(f"measurements[{measurement.kind!r}]", measurement.presets, self.presets)
         for trend in self.trends:
             for pair in trend.points.values():
                 _all_known(f"trends[{trend.title!r}]", pair, self.arms)
+
+    def measured_in(self, preset: str | None) -> tuple[Measurement, ...]:
+        """What is measured in a preset; everything where it is None."""
+        return tuple(
+            m for m in self.measurements if preset is None or not m.presets or preset in m.presets
+        )
 
     @property
     def headline(self) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from attnlab import checks, data_command, evaluate, report_command, sample
+from attnlab import checks, data_command, evaluate, measure_command, report_command, sample
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 BAD_INPUT = 2
@@ -124,6 +124,10 @@ def _parser() -> argparse.ArgumentParser:
     report_command.add_arguments(report)
     report.set_defaults(run=_report)
 
+    measure = commands.add_parser("measure", help="what a claim asks of trained members")
+    measure_command.add_arguments(measure)
+    measure.set_defaults(run=_measure)
+
     sync = commands.add_parser("sync", help="send to W&B what is not there yet")
     sync.add_argument("workdir", type=Path, metavar="WORKDIR")
     sync.set_defaults(run=_sync)
@@ -220,7 +224,7 @@ def _reproduce(args: argparse.Namespace, _: list[str]) -> int:
         session = _open_session(plan, args)
     from attnlab import sweeps
 
-    return sweeps.reproduce(claim, session)
+    return sweeps.reproduce(claim, session, claim.measured_in(args.preset), _base_config())
 
 
 def _train(args: argparse.Namespace, config_flags: list[str]) -> int:
@@ -301,11 +305,21 @@ def _status(args: argparse.Namespace, _: list[str]) -> int:
 
 def _report(args: argparse.Namespace, _: list[str]) -> int:
     with _bad_input():
-        from attnlab import claims
+        return report_command.run(args, _claim_of(args))
 
-        name = report_command.claim_name(args)
-        claim = None if name is None else _experiment(claims.experiment_module(name)).CLAIM
-        return report_command.run(args, claim)
+
+def _measure(args: argparse.Namespace, _: list[str]) -> int:
+    with _bad_input():
+        _prepare_machine(None)
+        return measure_command.run(args, _claim_of(args), _base_config())
+
+
+def _claim_of(args: argparse.Namespace) -> Any:
+    """The claim that WORKDIR belongs to, or None."""
+    from attnlab import claims
+
+    name = report_command.claim_name(args)
+    return None if name is None else _experiment(claims.experiment_module(name)).CLAIM
 
 
 def _sync(args: argparse.Namespace, _: list[str]) -> int:

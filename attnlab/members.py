@@ -7,7 +7,7 @@ without its table the member can read more tokens than the table has rows.
 
 import copy
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -88,16 +88,35 @@ def load(
         cannot be had or is not the one that the member was trained on.
     """
     workdir, run_id = find(path, member)
-    group_id, ids = _recorded_group(workdir, run_id)
-    group = _rebuilt(workdir, ids, base, load_corpus)
-    _check_corpus(workdir, run_id, group.corpus)
-    index = ids.index(run_id)
-    step, states = _restore(workdir, run_id, group_id, group)
+    (trained,) = load_all(workdir, [run_id], base, load_corpus)
+    return trained
+
+
+def load_all(
+    workdir: Path,
+    run_ids: Sequence[str],
+    base: Mapping[str, Any],
+    load_corpus: Callable[[str], Corpus] = corpora.load,
+) -> Iterator[Trained]:
+    """Several members of a sweep; the checkpoint of a group is read once for all of its members. See `load`."""
+    groups: dict[str, tuple[list[str], list[str]]] = {}
+    for run_id in run_ids:
+        group_id, ids = _recorded_group(workdir, run_id)
+        groups.setdefault(group_id, (ids, []))[1].append(run_id)
+    for group_id, (ids, wanted) in groups.items():
+        group = _rebuilt(workdir, ids, base, load_corpus)
+        _check_corpus(workdir, wanted[0], group.corpus)
+        step, states = _restore(workdir, wanted[0], group_id, group)
+        for run_id in wanted:
+            yield _trained(group, ids.index(run_id), step, states)
+
+
+def _trained(group: Group, index: int, step: int, states: training.TrainState) -> Trained:
     chosen = group.members[index]
     arch = dataclasses.replace(chosen.architecture, attention="auto")
     whole = jax.tree.map(lambda x: x[index], states.params)
     return Trained(
-        id=run_id,
+        id=chosen.id,
         name=chosen.name,
         config=chosen.config,
         step=min(step, chosen.steps),

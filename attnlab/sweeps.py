@@ -11,10 +11,10 @@ from typing import Any
 
 import jax
 
-from attnlab import console, fitting, outcomes, resume, shards
+from attnlab import console, fitting, measuring, outcomes, resume, shards
 from attnlab import plan as plan_lib
 from attnlab.checkpoints import Checkpoints, reached_preemption
-from attnlab.claims import Claim
+from attnlab.claims import Claim, Measurement
 from attnlab.data import corpora, references
 from attnlab.data.feed import Place
 from attnlab.knobs import set_flat
@@ -169,8 +169,10 @@ def run(session: Session) -> int:
     return code
 
 
-def reproduce(claim: Claim, session: Session) -> int:
-    """Trains a claim's sweep, judges it and writes its report; returns the exit code.
+def reproduce(
+    claim: Claim, session: Session, measured: Sequence[Measurement], base: Mapping[str, Any]
+) -> int:
+    """Trains a claim's sweep, measures its members, judges it and writes its report; returns the exit code.
 
     The exit code says whether the experiment ran, not what it found: NOT REPRODUCED is an answer.
     """
@@ -182,6 +184,8 @@ def reproduce(claim: Claim, session: Session) -> int:
 
         outcome = claim.judge(Results(read_runs(workdir)))
         paths["verdict"] = workdir / "verdict.json"
+    if code == 0:
+        code = measure(workdir, measured, base)
         outcomes.write_verdict(outcome, paths["verdict"])
         console.print_outcome(outcome)
         paths["report"] = sweep_report.make(workdir, claim, workdir / "report").page
@@ -195,6 +199,17 @@ def _mirror_report(session: Session) -> None:
     with _mirror(session) as mirror:
         if mirror is not None:
             sent = mirror.close(timeout=60.0)
+def measure(workdir: Path, measured: Sequence[Measurement], base: Mapping[str, Any]) -> int:
+    """Measures what the finished members still lack; returns 0, or 128 + the signal that kept it from the end.
+
+    `base`: the configuration that holds every knob.
+    """
+    with StopFlag() as stop:
+        runs = read_runs(workdir)
+        done = measuring.measure(workdir, runs, measured, base, say=console.say, should_stop=stop)
+        return 0 if done else stop.exit_code
+
+
             there = [f"W&B {sent.mode}: the report is a run of the group"]
             for line in there if sent.report else sent.lines():
                 console.say(line)

@@ -61,6 +61,7 @@ ROOMS = {
         "shards",
         "members",
         "tracking",
+        "measuring",
     ),
     "entry": (
         "cli",
@@ -76,6 +77,7 @@ ROOMS = {
         "evaluate",
         "report_command",
         "sweep_report",
+        "measure_command",
         "compile_cache",
         "data_command",
         "bench",

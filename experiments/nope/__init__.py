@@ -14,7 +14,7 @@ network is permutation-equivariant and sees its context as a bag of tokens; the 
 The statement rests on F1 and F3. Parity with learned positions (F2a) is another claim, and is judged as one.
 """
 
-from attnlab.claims import Claim, Gap, Trend
+from attnlab.claims import Claim, Gap, Measurement, Trend
 from experiments.nope import published
 from experiments.nope.arms import SEEDS, arms
 from experiments.nope.measures import DOSE, METRIC
@@ -52,6 +52,15 @@ CLAIM = Claim(
         Gap("full mask, 15 % hidden", "mlm-none", "mlm-learned", published.MLM_BEHIND_LEARNED),
         Gap("full mask, 50 % hidden", "mlm50-none", "mlm50-learned"),
         Gap("shuffled windows", "shuffled-none", "shuffled-learned"),
+    ),
+    measurements=(
+        Measurement("shuffled_prefix", ("causal-none", "causal-none-depth1", "causal-learned", "bos-none")),
+        Measurement("loss_by_length", ("causal-none", "causal-learned", "causal-rope", "causal-alibi", "bos-none")),
+        # Half a minute a member.
+        Measurement(
+            "probes", ("causal-none", "causal-learned", "mlm-none", "bos-none", "window8-none"),
+            presets=("standard", "gpu"),
+        ),
     ),
     trends=(
         Trend("Cost of removing positions by depth", "layers", {

@@ -1,0 +1,165 @@
+"""What is measured on trained members beside their loss: computed here, written where `measurements` reads it.
+
+Every arm of one corpus and context is measured on the same sequences of the validation split, so that differences
+between arms are paired. A member that has its file is not measured again.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from attnlab import context_use, mask_text, model, probes
+from attnlab.claims import Measurement
+from attnlab.measurements import LossByLength, Probes, ShuffledPrefix
+from attnlab.members import Trained, load_all
+from attnlab.results import FINISHED, Run, arm_of
+
+# Of the draws behind all measurements: sequences, orders, probes.
+SEED = 20_221_104
+SEQUENCES = 512
+LENGTHS = (1.0, 1.5, 2.0)  # of the context that was trained with
+LAST = 64  # targets that every length predicts, at most half of the context
+PROBE = probes.Settings(steps=500)
+PROBE_SEEDS = 3
+PROBE_TRAIN, PROBE_TEST = 256, 128
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A measurement: the file it leaves in a run's directory, and how it is made."""
+
+    file: str
+    measure: Callable[[Trained], ShuffledPrefix | LossByLength | Probes]
+
+
+def measure(
+    workdir: Path,
+    runs: Iterable[Run],
+    wanted: Sequence[Measurement],
+    base: Mapping[str, Any],
+    *,
+    say: Callable[[str], None],
+    should_stop: Callable[[], bool] = lambda: False,
+) -> bool:
+    """Measures what the finished runs still lack of `wanted`; False if it was stopped before the end.
+
+    `base`: the configuration that holds every knob. `say`: told what is being measured.
+
+    Raises:
+      ValueError: a kind that does not exist, or a member that cannot be read back.
+    """
+    todo: dict[str, list[str]] = {}
+    for measurement in wanted:
+        kind = _kind(measurement.kind)
+        for run in runs:
+            ended = run.status == FINISHED and arm_of(run.config) in measurement.arms
+            if ended and not (run.path / kind.file).exists():
+                todo.setdefault(run.id, []).append(measurement.kind)
+    for index, trained in enumerate(load_all(workdir, list(todo), base)):
+        for name in todo[trained.id]:
+            if should_stop():
+                return False
+            say(f"measuring {index + 1}/{len(todo)}: {name} of {trained.name}")
+            KINDS[name].measure(trained).write(workdir / "runs" / trained.id)
+    return True
+
+
+def shuffled_prefix(trained: Trained) -> ShuffledPrefix:
+    """Loss of the target behind a whole context, as it stands in the text and with the context before it shuffled."""
+    arch, fixed = trained.architecture, int(bool(trained.knobs.objective.bos))
+    sequences = _sequences(trained, arch.context + 1)
+    shuffled = context_use.shuffled_prefix(sequences, SEED, fixed=fixed)
+
+    def of(sequences_KW: np.ndarray) -> np.ndarray:
+        given = (trained.params, trained.knobs.model, trained.knobs.mask, sequences_KW)
+        return np.asarray(_last_losses(arch, *given), np.float64)[:, 0]
+
+    return ShuffledPrefix(intact=of(sequences), shuffled=of(shuffled))
+
+
+def loss_by_length(trained: Trained) -> LossByLength:
+    """Loss of the same last targets behind longer and longer contexts; a learned table ends where training did."""
+    arch, config = trained.architecture, trained.config
+    last = min(LAST, arch.context // 2)
+    has_table = "learned" in arch.position_families
+    lengths = [round(x * arch.context) for x in (LENGTHS[:1] if has_table else LENGTHS)]
+    sequences = _sequences(trained, round(LENGTHS[-1] * arch.context) + 1, bos=False)
+    loss = context_use.losses_by_length(
+        arch, trained.params, trained.knobs.model,
+        lambda n: mask_text.parse(config["mask"], n).canonical(),
+        sequences, lengths, last=last,
+        bos_id=trained.vocabulary.bos_id if bool(trained.knobs.objective.bos) else None,
+    )  # fmt: skip
+    return LossByLength(arch.context, np.array(lengths), loss.mean(axis=1))
+
+
+def position_probes(trained: Trained) -> Probes:
+    """The position probe of every layer, with what its error is compared to."""
+    N = trained.architecture.context
+    count = PROBE_TRAIN + PROBE_TEST
+    text = _sequences(trained, N, count)
+    iid = probes.independent_tokens(trained.corpus.validation, count, N, SEED)
+    if bool(trained.knobs.objective.bos):
+        iid = probes.behind_bos(iid, trained.vocabulary.bos_id)
+    fresh = _init(trained.architecture, trained.knobs.seed_init, trained.knobs.init_gain)
+    states = {
+        Probes.TRAINED: _states(trained, trained.params, text),
+        "random init": _states(trained, fresh, text),
+        "trained, i.i.d. tokens": _states(trained, trained.params, iid),
+        "bag of prefix": probes.bag_of_prefix(text, trained.architecture.input_size)[None],
+    }
+    curves = {label: _errors(x) for label, x in states.items()}
+    orders = probes.shuffled_labels(count, N, SEED)
+    curves["labels shuffled"] = _errors(states[Probes.TRAINED][-1:], orders)
+    return Probes(positions=N, curves=curves)
+
+
+KINDS: Mapping[str, Kind] = {
+    "shuffled_prefix": Kind(ShuffledPrefix.FILE, shuffled_prefix),
+    "loss_by_length": Kind(LossByLength.FILE, loss_by_length),
+    "probes": Kind(Probes.FILE, position_probes),
+}
+
+
+_last_losses = jax.jit(context_use.last_losses, static_argnums=0)
+_init = jax.jit(model.init, static_argnums=0)
+
+
+def _kind(name: str) -> Kind:
+    if name not in KINDS:
+        raise ValueError(f"measurement: got {name!r}; allowed: {', '.join(KINDS)}")
+    return KINDS[name]
+
+
+def _sequences(
+    trained: Trained, length: int, count: int | None = None, *, bos: bool | None = None
+) -> np.ndarray:
+    """Windows of the validation split, int32 [count or SEQUENCES, length], behind [BOS] where the member was trained so."""
+    tokens = trained.corpus.validation
+    count = min(count or SEQUENCES, len(tokens) - length + 1)
+    sequences = probes.consecutive_tokens(tokens, count, length, SEED)
+    if bool(trained.knobs.objective.bos) if bos is None else bos:
+        return probes.behind_bos(sequences, trained.vocabulary.bos_id)
+    return sequences
+
+
+def _states(trained: Trained, params: model.Params, tokens_QT: np.ndarray) -> np.ndarray:
+    """The residual stream of one member: float32 [L + 1, Q, T, D]."""
+    member = (params, trained.knobs.model, trained.knobs.mask)
+    params_1, knobs_1, mask_1 = jax.tree.map(lambda x: np.asarray(x)[None], member)
+    return probes.states_of_members(trained.architecture, params_1, knobs_1, mask_1, tokens_QT)[0]
+
+
+def _errors(states_LQND: np.ndarray, labels_QN: np.ndarray | None = None) -> np.ndarray:
+    """Mean absolute distance by probe seed and layer, float64 [P, L], tested on sequences the probe has not seen."""
+    train = slice(None, 2 * states_LQND.shape[1] // 3)
+    test = slice(train.stop, None)
+    labels = (None, None) if labels_QN is None else (labels_QN[train], labels_QN[test])
+    return probes.position_errors(
+        states_LQND[:, train], states_LQND[:, test], PROBE, seeds=PROBE_SEEDS,
+        train_labels_QN=labels[0], test_labels_RN=labels[1],
+    ).median_PX  # fmt: skip

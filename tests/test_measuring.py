@@ -1,0 +1,98 @@
+"""Measuring trained members: the right numbers in the right files, once, on the same text for every arm."""
+
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import tiny
+
+from attnlab import measuring, probes
+from attnlab.claims import Measurement
+from attnlab.measurements import LossByLength, Probes, ShuffledPrefix
+from attnlab.tracking import read_runs
+
+ARMS = ("learned", "window", "encoder")
+
+
+def finished(work):
+    """The runs of `trained_run`, whose states were made and not trained, as if they had been."""
+    return [replace(run, status="finished") for run in read_runs(work)]
+
+
+@pytest.fixture(scope="module")
+def measured(trained_workdir, tmp_path_factory):
+    work = shutil.copytree(trained_workdir, tmp_path_factory.mktemp("measured") / "work")
+    with pytest.MonkeyPatch.context() as patch, tiny.quick_compilation():
+        patch.setattr(measuring, "SEQUENCES", 16)
+        patch.setattr(measuring, "PROBE", probes.Settings(hidden=1, steps=5, batch=4))
+        patch.setattr(measuring, "PROBE_SEEDS", 2)
+        patch.setattr(measuring, "PROBE_TRAIN", 16)
+        patch.setattr(measuring, "PROBE_TEST", 8)
+        wanted = (
+            Measurement("shuffled_prefix", ("learned",)),
+            Measurement("loss_by_length", ("learned", "window")),
+            Measurement("probes", ("window",)),
+        )
+        said = []
+        assert measuring.measure(work, finished(work), wanted, tiny.BASE, say=said.append)
+        yield work, wanted, said
+
+
+def by_arm(work, kind):
+    found = {run.config["arm"]: kind.read(run) for run in read_runs(work)}
+    return {arm: x for arm, x in found.items() if x is not None}
+
+
+def test_each_arm_is_measured_as_asked_and_no_other(measured):
+    work, _, said = measured
+    assert set(by_arm(work, ShuffledPrefix)) == {"learned"}
+    assert set(by_arm(work, LossByLength)) == {"learned", "window"}
+    assert set(by_arm(work, Probes)) == {"window"}
+    assert len(said) == 4
+
+
+def test_lengths_go_beyond_training_where_no_table_ends(measured):
+    lengths = {arm: x.lengths.tolist() for arm, x in by_arm(measured[0], LossByLength).items()}
+    assert lengths == {"learned": [8], "window": [8, 12, 16]}
+
+
+def test_probes_have_every_curve_and_a_column_per_layer(measured):
+    found = by_arm(measured[0], Probes)["window"]
+    assert found.positions == 8
+    shapes = {label: curve.shape for label, curve in found.curves.items()}
+    layers = shapes["trained"][1]
+    assert layers >= 2
+    assert shapes == {
+        "trained": (2, layers), "random init": (2, layers), "trained, i.i.d. tokens": (2, layers),
+        "bag of prefix": (2, 1), "labels shuffled": (2, 1),
+    }  # fmt: skip
+
+
+def test_a_member_is_not_measured_twice(measured):
+    work, wanted, _ = measured
+    said = []
+    assert measuring.measure(work, finished(work), wanted, tiny.BASE, say=said.append)
+    assert said == []
+
+
+def test_a_stop_leaves_the_rest_for_another_time(trained_workdir, tmp_path):
+    work = shutil.copytree(trained_workdir, tmp_path / "work")
+    wanted = [Measurement("shuffled_prefix", ARMS[:2])]
+    done = measuring.measure(
+        work, finished(work), wanted, tiny.BASE, say=lambda _: None, should_stop=lambda: True
+    )
+    assert not done
+    assert by_arm(work, ShuffledPrefix) == {}
+
+
+def test_an_unknown_kind_is_refused(trained_workdir):
+    wanted = [Measurement("heat", ("learned",))]
+    with pytest.raises(ValueError, match=r"^measurement: got 'heat'; allowed: shuffled_prefix, "):
+        measuring.measure(trained_workdir, finished(trained_workdir), wanted, tiny.BASE, say=print)
+
+
+def test_shuffling_changes_the_loss_of_a_member_that_uses_order(measured):
+    found = by_arm(measured[0], ShuffledPrefix)["learned"]
+    assert len(found.intact) == 16
+    assert (found.intact != found.shuffled).all()
