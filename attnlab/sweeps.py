@@ -180,12 +180,12 @@ def reproduce(
     code = train(session)
     paths = {"runs": workdir}
     if code == 0:
+        code = measure(workdir, measured, base)
+    if code == 0:
         from attnlab import sweep_report  # brings matplotlib, which takes seconds to import
 
         outcome = claim.judge(Results(read_runs(workdir)))
         paths["verdict"] = workdir / "verdict.json"
-    if code == 0:
-        code = measure(workdir, measured, base)
         outcomes.write_verdict(outcome, paths["verdict"])
         console.print_outcome(outcome)
         paths["report"] = sweep_report.make(workdir, claim, workdir / "report").page
@@ -194,11 +194,6 @@ def reproduce(
     return code
 
 
-def _mirror_report(session: Session) -> None:
-    """Has W&B take the report, which was not there yet when the members were delivered."""
-    with _mirror(session) as mirror:
-        if mirror is not None:
-            sent = mirror.close(timeout=60.0)
 def measure(workdir: Path, measured: Sequence[Measurement], base: Mapping[str, Any]) -> int:
     """Measures what the finished members still lack; returns 0, or 128 + the signal that kept it from the end.
 
@@ -210,6 +205,11 @@ def measure(workdir: Path, measured: Sequence[Measurement], base: Mapping[str, A
         return 0 if done else stop.exit_code
 
 
+def _mirror_report(session: Session) -> None:
+    """Has W&B take the report, which was not there yet when the members were delivered."""
+    with _mirror(session) as mirror:
+        if mirror is not None:
+            sent = mirror.close(timeout=60.0)
             there = [f"W&B {sent.mode}: the report is a run of the group"]
             for line in there if sent.report else sent.lines():
                 console.say(line)
