@@ -81,7 +81,7 @@ def test_shuffling_keeps_the_last_input_the_target_and_what_is_fixed():
 def test_last_losses_are_those_of_the_last_targets():
     arch, made, params = network(2, "rope")
     mask = mask_text.parse("causal", T)
-    losses = last_losses(arch, params, made, mask, SEQUENCES_KW, last=3)
+    losses = last_losses(arch, params, made, mask, SEQUENCES_KW, last=4)
 
     @jax.jit
     def by_hand(params):
@@ -90,7 +90,7 @@ def test_last_losses_are_those_of_the_last_targets():
 
     expected = -np.take_along_axis(
         np.asarray(by_hand(params)), SEQUENCES_KW[:, 1:, None].astype(int), axis=-1
-    )[:, -3:, 0]
+    )[:, -4:, 0]
     np.testing.assert_allclose(losses, expected, rtol=1e-5)
     with pytest.raises(ValueError, match="last: got 9"):
         context_use.last_losses(arch, params, made, mask, SEQUENCES_KW, last=9)
@@ -116,8 +116,8 @@ def test_more_context_than_the_windows_reach_changes_nothing():
 
 
 def test_the_same_targets_are_asked_with_longer_contexts():
-    losses = by_length(2, "none", "causal")
-    arch, made, params = network(2, "none")
+    losses = by_length(2, "rope", "causal")
+    arch, made, params = network(2, "rope")
     for row, length in zip(losses, (T, 2 * T), strict=True):
         window = LONG_KW[:, 2 * T - length :]
         mask = mask_text.parse("causal", length)
@@ -127,13 +127,13 @@ def test_the_same_targets_are_asked_with_longer_contexts():
 
 
 def test_bos_stands_before_every_context():
-    with_bos = by_length(2, "none", "causal", (T,), bos_id=V + 1)
+    with_bos = by_length(2, "rope", "causal", (T,), bos_id=V + 1)
     window = LONG_KW[:, T:].copy()
     window[:, 0] = V + 1
-    arch, made, params = network(2, "none")
+    arch, made, params = network(2, "rope")
     expected = last_losses(arch, params, made, mask_text.parse("causal", T), window, last=4)
     np.testing.assert_allclose(with_bos[0], np.asarray(expected).mean(axis=1), rtol=1e-5)
-    assert np.abs(with_bos - by_length(2, "none", "causal", (T,))).max() > 1e-3
+    assert np.abs(with_bos - by_length(2, "rope", "causal", (T,))).max() > 1e-3
 
 
 @pytest.mark.parametrize(
@@ -154,8 +154,8 @@ def test_lengths_that_have_no_answer_are_refused(positions, lengths, message):
 
 @pytest.mark.parametrize(
     ("layers", "mask", "reach"),
-    [(1, "sliding_window(3)", 2), (2, "sliding_window(3)", 4), (2, "sliding_window(1)", 0),
-     (2, "causal", 7), (1, "chunked(4)", 3)],
+    [(2, "sliding_window(2)", 2), (2, "sliding_window(3)", 4), (2, "sliding_window(1)", 0),
+     (2, "causal", 7), (2, "chunked(4)", 3)],
 )  # fmt: skip
 def test_influence_ends_exactly_where_layers_of_windows_end(layers, mask, reach):
     arch, made, params = network(layers, "none")

@@ -17,6 +17,12 @@ FAST = Settings(hidden=2, steps=250, batch=8)
 QUARTER, THIRD = probes.blind_guess(N), probes.uniform_guess(N)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _quick():
+    with tiny.quick_compilation():
+        yield
+
+
 def noise(*shape, seed=0):
     return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
