@@ -64,7 +64,7 @@ def _page(lines: list[str]) -> str:
             "whether rows and summaries of all members then equal, byte for byte, those of a run that nothing happened",
             "to; whether the members that had ended when it happened (in compilation none had) were as they should be",
             "at once, before resuming; and the exit code of the command that was struck (negative: killed by a signal).",
-            "With W&B faults the loopback server must also have every row once, after `attnlab sync` where it was gone.",
+            "With W&B faults the loopback server must also have every row once, after `attnlab sync` where the command said that it had not.",
             "",
             *lines,
             "",

@@ -1,6 +1,6 @@
 """Whatever happens to a sweep at whatever point: no reported row is lost, and resuming gives what never stopping gives.
 
-`make test-faults`; about ten minutes on two idle cores. Each cell is a process held at a point and one that resumes it.
+`make test-faults`. Each cell is a process held at a point and one that resumes it: about 20 s of processor time together.
 """
 
 import os
@@ -156,6 +156,7 @@ def test_nothing_reported_is_lost_and_resuming_equals_never_stopping(
     if server is not None:
         if not server.listening:
             server.up()
+        if "NOT confirmed" in output:  # what it has not delivered it must have said
             attnlab("sync", "disk/work")
         assert_mirrored(server, work)
 

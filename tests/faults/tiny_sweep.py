@@ -17,7 +17,9 @@ def get_config() -> ConfigDict:
     return c
 
 
-def sweep_tiny() -> Iterator[dict[str, Any]]:
-    yield {"arm": "long"}
-    yield {"arm": "short", "steps": 20}
-    yield {"arm": "diverging", "optimizer.learning_rate": 1e30}
+def sweep_tiny(seeds: int = 1) -> Iterator[dict[str, Any]]:
+    for seed in range(seeds):
+        same = {"seed.init": seed, "seed.data": seed}
+        yield {"arm": "long", **same}
+        yield {"arm": "short", "steps": 20, **same}
+        yield {"arm": "diverging", "optimizer.learning_rate": 1e30, **same}
