@@ -3,7 +3,8 @@
 Nothing heavy is imported at the top: XLA reads its flags when jax starts, so the number of host devices must be
 decided first; and a wrong flag should be refused at once.
 
-Exit codes: 0 done; 2 bad input, nothing written; 130 interrupted, what was trained is on disk; 1 anything else.
+Exit codes: 0 done; 2 bad input, nothing written; 128 + a signal (130 for Ctrl-C): stopped, and what was trained is on
+disk; 1 the disk refused rows to the end, or anything else.
 """
 
 import argparse
@@ -277,7 +278,12 @@ def _wandb_sweep(args: argparse.Namespace, config_flags: list[str]) -> int:
         chosen = {"--sweep": args.sweep, "--seeds": args.seeds}
         flags = [w for k, v in chosen.items() if v is not None for w in (k, str(v))]
         text = _experiment("launch.wandb_sweep").export(
-            file.name, args.project, args.config, len(members), args.workdir, [*config_flags, *flags]
+            file.name,
+            args.project,
+            args.config,
+            len(members),
+            args.workdir,
+            [*config_flags, *flags],
         )
     print(text, end="")
     return 0
