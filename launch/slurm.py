@@ -143,13 +143,15 @@ def submit(request: Request, folder: Path, code: Path, jobs: Sequence[Job]) -> l
       ValueError: SLURM refused; nothing was submitted.
     """
     import submitit
+    from submitit.core.utils import FailedJobError, FailedSubmissionError
 
     executor = submitit.SlurmExecutor(folder / "%j", max_num_timeout=request.requeues)
     executor.update_parameters(**request.parameters(code))
     try:
         submitted = executor.submit_array(jobs) if len(jobs) > 1 else [executor.submit(jobs[0])]
-    except (submitit.core.utils.FailedSubmissionError, subprocess.CalledProcessError) as error:
-        raise ValueError(f"launch slurm: refused by sbatch ({error})") from error
+    except (FailedJobError, FailedSubmissionError) as error:
+        reason = " ".join(str(error).split("subprocess")[0].split())
+        raise ValueError(f"launch slurm: refused by sbatch ({reason})") from error
     return [job.job_id for job in submitted]
 
 

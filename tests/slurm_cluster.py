@@ -47,6 +47,7 @@ PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 KillWait=30
 ReturnToService=2
+EnforcePartLimits=ALL
 NodeName={host} NodeAddr=127.0.0.1 CPUs={cpus}
 PartitionName=low Nodes={host} Default=YES MaxTime=60 PriorityTier=1 PreemptMode=REQUEUE GraceTime=60
 PartitionName=high Nodes={host} MaxTime=60 PriorityTier=10 PreemptMode=OFF
@@ -164,7 +165,8 @@ class Cluster:
             late = time.monotonic() > end
             if (dead or late) and not must:
                 return
-            assert not (dead or late), f"waiting for {what}; ended: {dead}\n{self.logs()}"
+            if dead or late:
+                raise AssertionError(f"waiting for {what}; ended: {dead}\n{self.logs()}")
             time.sleep(0.2)
 
 

@@ -144,7 +144,7 @@ def test_a_cancelled_job_stays_cancelled(attnlab: Cli, cluster: Cluster, tmp_pat
         (("--partition", "lwo"), ("--partition", "'lwo'", "did you mean 'low'", "high, low")),
         (("--partition", "low", "--time", "90"), ("--time", "90", "at most 60")),
         (("--time", "9"), ("--time", "9 minutes", "10 minutes", "--checkpoint-minutes")),
-        (("--account", "nobody", "--qos", "none"), ("refused by sbatch",)),
+        (("--nodes", "5"), ("refused by sbatch", "More processors requested")),
     ],
 )  # fmt: skip
 def test_what_cannot_run_is_refused_before_anything_is_submitted(
