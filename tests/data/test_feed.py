@@ -1,11 +1,14 @@
 """Windows from the host are those of the device: the same function of (seed, step), whatever came before."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny
 
+from attnlab import population
 from attnlab.checkpoints import Checkpoints
 from attnlab.data import corpora, feed, sampling, token_files
 from attnlab.data.feed import HostFeed
@@ -105,7 +108,7 @@ def test_segments_are_counted_from_the_first_document_of_each_window():
         found = sampling.segments(starts.astype(np.int64), first, 10)
         np.testing.assert_array_equal(found, by_hand)
         assert found.dtype == np.int32
-        if trial < 2:
+        if trial == 0:
             there = sampling.segments(jnp.asarray(starts, "int32"), jnp.asarray(first), 10)
             np.testing.assert_array_equal(there, by_hand)
             assert there.dtype == np.int32
@@ -126,40 +129,82 @@ def test_validation_windows_carry_their_documents(corpus):
 
 # Training
 
+program_of = functools.cache(population.Program)
 
-def test_training_from_the_host_is_training_from_the_device(corpus):
-    configs = [
-        tiny.config({"seed.data": seed}, mask=mask, objective=objective)
-        for seed, mask, objective in ((0, "causal", "next_token"), (1, "full", "masked_lm(0.4)"),
-                                      (0, "sliding_window(3)", "next_token(2)"))
+
+def train(configs, **kwargs):
+    """Trains with one program per task, mesh and place for all tests here, instead of one per call."""
+    with pytest.MonkeyPatch.context() as patch, tiny.quick_compilation():
+        patch.setattr(population, "Program", program_of)
+        return tiny.train(configs, **kwargs)
+
+
+@pytest.fixture(scope="module")
+def arms(corpus):
+    """Packed members with other masks, objectives and positions; three, so that two devices hold a place too many."""
+    kinds = (("causal", "next_token", "learned+rope"), ("~causal", "next_token(2)", "alibi"),
+             ("full & sliding_window(4)", "masked_lm(0.4)", "none"))  # fmt: skip
+    return [
+        tiny.config({"seed.data": i}, corpus=corpus.name, packing="documents", steps=12,
+                    mask=mask, objective=objective, positions=positions)
+        for i, (mask, objective, positions) in enumerate(kinds)
     ]  # fmt: skip
-    with tiny.quick_compilation():
-        device, _ = tiny.train(configs, data_on="device")
-        host, report = tiny.train(configs, data_on="host")
+
+
+@pytest.fixture(scope="module")
+def from_host(arms):
+    return train(arms, data_on="host")
+
+
+def test_training_from_the_host_is_training_from_the_device_in_one_trace(arms, from_host):
+    device, _ = train(arms, data_on="device")
+    host, report = from_host
     assert report.traces == {"train": 1, "evaluate": 1}
     for i in range(3):
         for name in ("train/loss", "val/loss"):
+            assert np.isfinite(device.column(i, name)).all()
             np.testing.assert_allclose(host.column(i, name), device.column(i, name), rtol=1e-6)
 
 
-def test_a_run_from_the_host_that_is_stopped_and_resumed_is_one_that_was_not(tmp_path):
-    configs = [tiny.config({"seed.data": s}, steps=12) for s in (0, 1)]
+def test_the_loss_is_given_in_bits_per_byte_too(corpus, from_host):
+    for _, summary in from_host[0].ends.values():
+        assert summary["val/bpb"] == pytest.approx(summary["val/loss"] * corpus.bits_per_nat())
+    assert corpus.bits_per_nat() == pytest.approx(1 / np.log(2)), "a character is a byte here"
+
+
+def test_a_run_from_the_host_that_is_stopped_and_resumed_is_one_that_was_not(
+    arms, from_host, tmp_path
+):
     asked = []
 
     def stop():
         asked.append(None)
         return len(asked) > 4
 
-    with tiny.quick_compilation():
-        whole, _ = tiny.train(configs, data_on="host")
-        with Checkpoints(tmp_path / "c") as kept:
-            cut, report = tiny.train(configs, data_on="host", checkpoints=kept, should_stop=stop)
-        assert report.interrupted
-        with Checkpoints(tmp_path / "c") as kept:
-            rest, _ = tiny.train(configs, data_on="host", checkpoints=kept)
-    for i in range(2):
+    with Checkpoints(tmp_path / "c") as kept:
+        cut, report = train(arms, data_on="host", checkpoints=kept, should_stop=stop)
+    assert report.interrupted
+    with Checkpoints(tmp_path / "c") as kept:
+        rest, _ = train(arms, data_on="host", checkpoints=kept)
+    whole, _ = from_host
+    for i in range(3):
         joined = {row["step"]: row for row in cut.rows[i] + rest.rows[i] if "train/loss" in row}
         alone = {row["step"]: row for row in whole.rows[i] if "train/loss" in row}
         assert 0 < len([r for r in cut.rows[i] if "train/loss" in r]) < len(alone)
         assert joined == alone
         assert rest.ends[i] == whole.ends[i]
+
+
+@pytest.mark.slow
+def test_members_fed_as_on_accelerators_train_as_those_that_are_mapped(monkeypatch):
+    """Three members on two devices: one place is padding, and one member ends early."""
+    configs = [tiny.config({"seed.data": s}, steps=n) for s, n in ((0, 8), (1, 8), (0, 4))]
+    mapped, _ = tiny.train(configs, data_on="host")
+    monkeypatch.setattr(population, "_mapped", jax.vmap)
+    monkeypatch.setattr(population, "_skip_inactive", lambda chunk: chunk)
+    vmapped, report = tiny.train(configs, data_on="host")
+    assert report.traces["train"] == 1
+    for i in range(3):
+        np.testing.assert_allclose(
+            vmapped.column(i, "train/loss"), mapped.column(i, "train/loss"), rtol=1e-5
+        )
