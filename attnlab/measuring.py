@@ -14,6 +14,7 @@ import numpy as np
 
 from attnlab import context_use, mask_text, model, probes
 from attnlab.claims import Measurement
+from attnlab.data.vocabulary import Tokens
 from attnlab.measurements import LossByLength, Probes, ShuffledPrefix
 from attnlab.members import Trained, load_all
 from attnlab.results import FINISHED, Run, arm_of
@@ -25,7 +26,7 @@ LENGTHS = (1.0, 1.5, 2.0)  # of the context that was trained with
 LAST = 64  # targets that every length predicts, at most half of the context
 PROBE = probes.Settings(steps=500)
 PROBE_SEEDS = 3
-PROBE_TRAIN, PROBE_TEST = 256, 128
+PROBE_TRAIN, PROBE_TEST = 1024, 256  # sequences, of the training and of the validation split
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,8 @@ def position_probes(trained: Trained) -> Probes:
     """The position probe of every layer, with what its error is compared to."""
     N = trained.architecture.context
     count = PROBE_TRAIN + PROBE_TEST
-    text = _sequences(trained, N, count)
+    splits = ((trained.corpus.train, PROBE_TRAIN), (trained.corpus.validation, PROBE_TEST))
+    text = np.concatenate([_windows(trained, tokens, N, n) for tokens, n in splits])
     iid = probes.independent_tokens(trained.corpus.validation, count, N, SEED)
     if bool(trained.knobs.objective.bos):
         iid = probes.behind_bos(iid, trained.vocabulary.bos_id)
@@ -135,16 +137,20 @@ def _kind(name: str) -> Kind:
     return KINDS[name]
 
 
-def _sequences(
-    trained: Trained, length: int, count: int | None = None, *, bos: bool | None = None
-) -> np.ndarray:
-    """Windows of the validation split, int32 [count or SEQUENCES, length], behind [BOS] where the member was trained so."""
+def _sequences(trained: Trained, length: int, *, bos: bool | None = None) -> np.ndarray:
+    """The windows of the validation split that all members are measured on, int32 [SEQUENCES, length] at most."""
     tokens = trained.corpus.validation
-    count = min(count or SEQUENCES, len(tokens) - length + 1)
-    sequences = probes.consecutive_tokens(tokens, count, length, SEED)
+    return _windows(trained, tokens, length, min(SEQUENCES, len(tokens) - length + 1), bos=bos)
+
+
+def _windows(
+    trained: Trained, tokens: Tokens, length: int, count: int, *, bos: bool | None = None
+) -> np.ndarray:
+    """Windows at random places of a split, behind [BOS] where the member was trained so."""
+    windows = probes.consecutive_tokens(tokens, count, length, SEED)
     if bool(trained.knobs.objective.bos) if bos is None else bos:
-        return probes.behind_bos(sequences, trained.vocabulary.bos_id)
-    return sequences
+        return probes.behind_bos(windows, trained.vocabulary.bos_id)
+    return windows
 
 
 def _states(trained: Trained, params: model.Params, tokens_QT: np.ndarray) -> np.ndarray:
@@ -156,8 +162,7 @@ def _states(trained: Trained, params: model.Params, tokens_QT: np.ndarray) -> np
 
 def _errors(states_LQND: np.ndarray, labels_QN: np.ndarray | None = None) -> np.ndarray:
     """Mean absolute distance by probe seed and layer, float64 [P, L], tested on sequences the probe has not seen."""
-    train = slice(None, 2 * states_LQND.shape[1] // 3)
-    test = slice(train.stop, None)
+    train, test = slice(None, PROBE_TRAIN), slice(PROBE_TRAIN, None)
     labels = (None, None) if labels_QN is None else (labels_QN[train], labels_QN[test])
     return probes.position_errors(
         states_LQND[:, train], states_LQND[:, test], PROBE, seeds=PROBE_SEEDS,
