@@ -456,23 +456,9 @@ class _bad_input:  # noqa: N801 - reads as a statement
 
 
 def _prepare_machine(devices: int | None) -> None:
-    """Asks XLA for one host device per core before jax starts; a flag that is set already stands."""
-    if devices is not None and devices < 1:
-        raise ValueError(f"--devices: must be at least 1, got {devices}")
-    flags = os.environ.get("XLA_FLAGS", "")
-    name = "--xla_force_host_platform_device_count"
-    if name in flags and devices is not None:
-        raise ValueError(
-            f"--devices: got {devices}, but XLA_FLAGS already holds {name}; set one of them"
-        )
-    if name not in flags:
-        count = devices or _cores()
-        os.environ["XLA_FLAGS"] = f"{flags} {name}={count}".strip()
+    from attnlab import machine
 
-
-def _cores() -> int:
-    """Cores this process may use; all of them where the system cannot say."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    machine.prepare(devices)
 
 
 def _experiment(module: str) -> ModuleType:

@@ -79,6 +79,7 @@ ROOMS = {
         "sweep_report",
         "measure_command",
         "compile_cache",
+        "machine",
         "data_command",
         "bench",
     ),
