@@ -131,7 +131,9 @@ def _wanted(facts: Facts) -> Iterator[_Wanted]:
                 "Lines of paired differences by tokens seen. " + " ".join(_gaps(facts)),
                 partial(plots.gap_by_tokens, results, few, facts.metric),
             )
-        for index, row in enumerate(outcome.trends, 1):
+        # One point is no trend: a preset may ask for one value of the knob only.
+        trends = [row for row in outcome.trends if sum(map(bool, row.points.values())) > 1]
+        for index, row in enumerate(trends, 1):
             yield _Wanted(
                 "gap",
                 f"trend_{index}",
