@@ -154,7 +154,8 @@ def test_reproduce_ends_with_verdicts_one_trace_and_a_run_per_member(attnlab):
     runs = read_runs(work)
     assert len(runs) == 10
     assert {run.status for run in runs} == {"finished"}
-    assert len(list((work / "wandb").rglob("*.wandb"))) == 10
+    assert len(list((work / "wandb").rglob("*.wandb"))) == len(runs) + 1, "members, and the report"
+    assert "W&B offline: the report is a run of the group" in output
     assert f"report: {Path('work') / 'report' / 'report.html'}" in output
     page = (work / "report" / "report.html").read_text()
     assert all(f">{v}</span>" in page for v in verdict["verdicts"].values())
