@@ -7,6 +7,7 @@ import json
 import math
 import os
 import re
+import tomllib
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -641,3 +642,14 @@ def test_reports_that_say_the_same_have_equal_manifests(tmp_path, only):
         build(Source("toy", some), tmp_path / name)
     a, b, c = ((tmp_path / name / "report.json").read_bytes() for name in "abc")
     assert a == b != c
+
+
+def test_what_the_page_is_made_of_is_packaged():
+    root = Path(__file__).resolve().parents[1]
+    project = tomllib.loads((root / "pyproject.toml").read_text())
+    packaged = project["tool"]["setuptools"]["package-data"]["attnlab.report"]
+    assert sorted(packaged) == sorted(
+        path.name
+        for path in (root / "attnlab" / "report").iterdir()
+        if path.suffix in (".html", ".css")
+    )
