@@ -23,7 +23,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
@@ -109,7 +109,7 @@ def _stream(name: str, source: Source, place: Path) -> None:
                 if raw:
                     starts.append(file.tell())
                     digest.update(raw)
-                    _write(file, raw)
+                    file.write(raw)
                 bar.at(rows, file.tell())
             if file.tell() == begin:
                 raise CorpusError(
@@ -124,10 +124,6 @@ def _stream(name: str, source: Source, place: Path) -> None:
         "cuts": ends[:2] if len(ends) == len(SPLITS) else None,
     }  # fmt: skip
     (place / "header.json").write_text(json.dumps(header, indent=2) + "\n", encoding="utf-8")
-
-
-def _write(file: IO[bytes], raw: bytes) -> None:
-    file.write(raw)
 
 
 def _splits(name: str, source: Source) -> tuple[str, ...]:

@@ -160,10 +160,11 @@ def test_a_connection_lost_on_the_way_leaves_nothing(tmp_path, monkeypatch):
 
 
 def test_a_disk_that_fills_up_leaves_nothing(tmp_path, monkeypatch):
-    def full(file, raw):
+    def rows(*args):
+        yield "first"
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(hub, "_write", full)
+    monkeypatch.setattr(hub, "_texts", rows)
     with pytest.raises(CorpusError, match=r"No space left on device.*nothing was kept"):
         load(made(tmp_path / "d"), tmp_path)
     assert entries(tmp_path) == []
