@@ -58,12 +58,11 @@ class Memory:
         return self.gradients + self.activations
 
 
-def memory(task: Task, *, rematerializes: bool = True) -> Memory:
+def memory(task: Task) -> Memory:
     """An estimate from the shapes, to a factor of about 1.5 (XLA's own plan of a float32 update on CPU is the yardstick).
 
     Parameters, moments and gradients are float32; FSDP divides them by the devices that share a member, but where
     nothing is rematerialised by block the gathered parameters live until the backward pass is through.
-    `rematerializes`: False for XLA's CPU back end, which merges what is computed again with its first computation.
     """
     arch, budget = task.architecture, task.budget
     size, share = 4 * parameter_count(arch), 1
@@ -75,11 +74,11 @@ def memory(task: Task, *, rematerializes: bool = True) -> Memory:
         parameters=size // share,
         moments=2 * size // share,
         gradients=accumulators * size // share + gathered,
-        activations=_activation_bytes(task, arch.remat if rematerializes else "none"),
+        activations=_activation_bytes(task),
     )
 
 
-def _activation_bytes(task: Task, remat: str) -> int:
+def _activation_bytes(task: Task) -> int:
     """What the backward pass of one micro-batch reads again, on one device."""
     arch, budget = task.architecture, task.budget
     examples = budget.batch_size // budget.accumulation // budget.data_devices
@@ -95,6 +94,6 @@ def _activation_bytes(task: Task, remat: str) -> int:
     inside = 2 * examples * arch.heads * T * T * 4 if dense else 8 * tokens * NH * 4
     block = products + elementwise + inside
     kept = {"none": block, "dots": products + tokens * D * element, "block": tokens * D * element}
-    once_more = 0 if remat == "none" else block
+    once_more = 0 if arch.remat == "none" else block
     logits = 3 * tokens * arch.vocab_size * 4  # logits, their softmax and its gradient
-    return arch.layers * kept[remat] + once_more + logits
+    return arch.layers * kept[arch.remat] + once_more + logits

@@ -30,7 +30,7 @@ class Need:
 def need(task: Task, members: int) -> Need:
     """What a group of so many members takes of each pool."""
     on_cpu = jax.default_backend() == "cpu"
-    each = costs.memory(task, rematerializes=not on_cpu)
+    each = costs.memory(task)
     rows, data = sharding.make_mesh(members, task.budget.data_devices).devices.shape
     here = -(-members // rows)  # members of one row of devices
     if on_cpu:  # one after another on a row, all rows at once, in one memory

@@ -47,7 +47,9 @@ class Program:
         self.members = NamedSharding(mesh, P(MEMBER))
         self.layout = sharding.of_members(mesh, training.state_shapes(task), task.budget.sharding)
         self.everywhere = NamedSharding(mesh, P())
-        one_by_one = mesh.devices.flat[0].platform == "cpu"
+        platform = mesh.devices.flat[0].platform
+        one_by_one = platform == "cpu"
+        options = training.compiler_options(task, platform)
         over_members = _mapped if one_by_one else jax.vmap
         sharded, whole = P(MEMBER), P()
 
@@ -78,7 +80,7 @@ class Program:
                 f, mesh=mesh, in_specs=in_specs, out_specs=sharded, check_vma=False,
                 axis_names=sharding.manual_axes(mesh),
             )  # fmt: skip
-            return jax.jit(mapped, **kwargs)
+            return jax.jit(mapped, compiler_options=options, **kwargs)
 
         self.init = shard(init, (sharded,), out_shardings=self.layout)
         self.train = shard(

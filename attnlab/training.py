@@ -75,6 +75,17 @@ def _fresh(task: Task, seed: Array, gain: Array) -> TrainState:
     )
 
 
+def compiler_options(task: Task, platform: str) -> dict[str, str] | None:
+    """What XLA has to be told to compile a task for a platform; None: nothing.
+
+    Its CPU back end removes the barriers of rematerialisation before it merges equal work, so that what should be
+    computed again is kept after all (jax 0.10.2: not a byte less); without that pass the barriers stand.
+    """
+    if task.architecture.remat == "none" or platform != "cpu":
+        return None
+    return {"xla_disable_hlo_passes": "cse_barrier_expander"}
+
+
 def is_active(state: TrainState, knobs: Knobs) -> Array:
     """bool scalar: this member still has updates to do."""
     running = (state.diverged_at == NEVER) & ~state.stopped

@@ -23,6 +23,7 @@ def test_a_group_that_does_not_fit_names_what_is_large_and_the_ways_out(monkeypa
     assert "\n" not in text
     assert "accumulation=8 (" in text
     assert "fewer members at once" in text
+    assert "remat" not in text, "one layer has nothing to gain from it"
     monkeypatch.setattr(fitting, "available", lambda: wanted.total)
     fitting.refuse_too_large(groups)
 
@@ -45,7 +46,7 @@ def test_a_sweep_that_does_not_fit_leaves_nothing_behind(tmp_path, monkeypatch):
 def test_host_devices_share_one_memory():
     (group,) = too_large()
     one, two = (fitting.need(group.task, members) for members in (1, 2))
-    each = costs.memory(group.task, rematerializes=False)
+    each = costs.memory(group.task)
     assert (one.state, two.state) == (each.state, 2 * each.state)
     assert two.activations == 2 * one.activations, "both rows are updated at the same time"
     assert fitting.need(group.task, 4).activations == two.activations, "members take turns"

@@ -13,15 +13,14 @@ import platform
 import shutil
 import statistics
 import sys
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
+from attnlab import perf
 from attnlab.bench import contenders
 from attnlab.bench.contenders import Case, Contender, UnavailableError
 
@@ -134,15 +133,6 @@ def _measure(case: Case, members: Sequence[Contender], seconds: float) -> list[C
 
 def _machine(args: argparse.Namespace) -> dict[str, Any]:
     """Where and how this was measured; the matrix-product rate is the ceiling to compare with."""
-    n = 1024
-    x = jnp.ones((n, n), jnp.float32)
-    product = jax.jit(lambda x: x @ x)
-    product(x).block_until_ready()
-    times = []
-    for _ in range(9):
-        start = time.perf_counter()
-        product(x).block_until_ready()
-        times.append(time.perf_counter() - start)
     return {
         "command": " ".join(sys.argv),
         "python": platform.python_version(),
@@ -150,7 +140,7 @@ def _machine(args: argparse.Namespace) -> dict[str, Any]:
         "platform": jax.default_backend(),
         "cpus": os.cpu_count(),
         "load_at_start": round(os.getloadavg()[0], 2),
-        "float32_matmul_gflops": round(2 * n**3 / statistics.median(times) / 1e9, 1),
+        "float32_matmul_gflops": round(perf.measured_matmul() / 1e9, 1),
         "shape": f"batch {args.batch}, {args.heads} heads of {args.head_dim}, {args.dtype}",
     }
 
