@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from attnlab.rules import Verdict
+from attnlab.statistics import Interval
 
 # Above this a figure is embedded as PNG: a page of SVGs of long histories would not open on a phone.
 SVG_LIMIT = 500_000
@@ -155,3 +156,19 @@ def _themed(svg: str) -> str:
         svg,
     )
     return re.sub(r"(<svg\b[^>]*>)", lambda found: found[0] + style, named, count=1)
+
+
+def described(pairs: Iterable[tuple[str, object]]) -> Markup:
+    """A list of terms and what they are; pairs without a value are left out."""
+    shown = [join([element("dt", name), element("dd", value)]) for name, value in pairs if value]
+    return element("dl", *shown)
+
+
+def between(interval: Interval | None, digits: int = 3) -> str:
+    """An interval in words; "-" where there is none."""
+    return f"{interval.low:.{digits}f} to {interval.high:.{digits}f}" if interval else "-"
+
+
+def with_unit(number: str, unit: str) -> str:
+    """A number and its unit, which may be empty."""
+    return f"{number} {unit}".rstrip()

@@ -1,20 +1,28 @@
 """The sections of the page, each from the facts alone; a section without data is left out."""
 
-import json
 import math
-import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from attnlab import judging, outcomes
-from attnlab.claims import Published
+from attnlab import outcomes
 from attnlab.judging import FAMILY_LEVEL, Judgement
+from attnlab.report import background
 from attnlab.report.figures import Drawn
-from attnlab.report.markup import Markup, badge, element, figure, join, table, text
-from attnlab.report.source import Facts, varying
+from attnlab.report.markup import (
+    Markup,
+    badge,
+    between,
+    described,
+    element,
+    figure,
+    join,
+    table,
+    text,
+    with_unit,
+)
+from attnlab.report.source import Facts
 from attnlab.results import FINISHED, fate
-from attnlab.statistics import Interval, Null
 
 REASONS = 3  # of a verdict that are spelled out; the rest stands in the list of runs
 
@@ -98,11 +106,11 @@ def sections(facts: Facts, drawn: Sequence[Drawn]) -> Iterator[Section]:
         ("length", "Loss by context length", lambda: _figures(drawn, "length")),
         ("entropy", "Attention entropy", lambda: _figures(drawn, "entropy")),
         ("masks", "Masks", lambda: _figures(drawn, "masks")),
-        ("arms", "Arms at the end of training", lambda: _arms(facts)),
-        ("config", "What differs between arms", lambda: _config(facts)),
-        ("published", "Published numbers beside ours", lambda: _published(facts)),
-        ("null", "Each arm against itself", lambda: _nulls(facts)),
-        ("environment", "How it was made", lambda: _environment(facts)),
+        ("arms", "Arms at the end of training", lambda: background.arms(facts)),
+        ("config", "What differs between arms", lambda: background.config(facts)),
+        ("published", "Published numbers beside ours", lambda: background.published(facts)),
+        ("null", "Each arm against itself", lambda: background.nulls(facts)),
+        ("environment", "How it was made", lambda: background.environment(facts)),
     ]
     for name, title, build in built:
         content = build()
@@ -152,9 +160,9 @@ def _verdict_row(judgement: Judgement) -> tuple[object, ...]:
     return (
         f"{subclaim.id}, {subclaim.title}",
         badge(judgement.verdict),
-        _with_unit(f"{interval.mean:.3f}", subclaim.unit) if interval else "no number",
-        _between(interval),
-        _with_unit(str(subclaim.rule), subclaim.unit),
+        with_unit(f"{interval.mean:.3f}", subclaim.unit) if interval else "no number",
+        between(interval),
+        with_unit(str(subclaim.rule), subclaim.unit),
         _holm(judgement),
         f"{interval.n}" if interval else "0",
     )
@@ -172,7 +180,7 @@ def _explained(judgement: Judgement) -> Markup:
     told: list[tuple[str, str | None]] = [
         ("claim", subclaim.statement),
         ("why", _reason(judgement.reason)),
-        ("metric", _with_unit(subclaim.metric + ("," if subclaim.unit else ""), subclaim.unit)),
+        ("metric", with_unit(subclaim.metric + ("," if subclaim.unit else ""), subclaim.unit)),
     ]
     if interval is not None:
         values = ", ".join(f"seed {seed} {x:.3f}" for seed, x in judgement.values.items())
@@ -185,13 +193,7 @@ def _explained(judgement: Judgement) -> Markup:
         told.append(("control", f"{control.id} {held}: {control.statement}; {control.measured}"))
     told.append(("source", subclaim.source))
     heading = element("h3", f"{subclaim.id}, {subclaim.title} ", badge(judgement.verdict))
-    return join([heading, _described(told)])
-
-
-def _described(pairs: Iterable[tuple[str, object]]) -> Markup:
-    """A list of terms and what they are; pairs without a value are left out."""
-    shown = [join([element("dt", name), element("dd", value)]) for name, value in pairs if value]
-    return element("dl", *shown)
+    return join([heading, described(told)])
 
 
 def _reason(reason: str) -> str:
@@ -229,186 +231,3 @@ def _unfinished(facts: Facts) -> Markup:
 def _last(values: Any) -> str:
     finite = [float(x) for x in (() if values is None else values) if not math.isnan(float(x))]
     return f"{finite[-1]:.4f}" if finite else "none"
-
-
-def _arms(facts: Facts) -> Markup:
-    if not facts.arms:
-        return Markup("")
-    shown = table(
-        outcomes.ARM_COLUMNS,
-        outcomes.arm_rows(facts.arms),
-        caption=f"{facts.metric} at the end, over the seeds that finished.",
-    )
-    references = ", ".join(f"{n} {x:.4f}" for n, x in facts.results.references.items())
-    more = element("p", f"References of the corpus, nats: {references}.") if references else ""
-    return join([shown, more])
-
-
-def _config(facts: Facts) -> Markup:
-    results = facts.results
-    configs = {arm: results.config(arm) for arm in results.arms}
-    keys = varying(list(configs.values()), ignore=("arm", "seed.init", "seed.data"))
-    rows = [(arm, *(_value(config.get(key)) for key in keys)) for arm, config in configs.items()]
-    shown: list[object] = []
-    if keys:
-        shown.append(
-            table(
-                ("arm", *keys),
-                rows,
-                caption="Everything that is not the same in all arms, seeds aside.",
-                words=keys,
-            )
-        )
-    first = next(iter(configs.values()))
-    common = [(key, _value(value)) for key, value in first.items() if key not in (*keys, *_PER_RUN)]
-    if common:
-        listed = table(
-            ("knob", "value"), common, caption="The same in every arm.", words=("value",)
-        )
-        shown.append(element("details", element("summary", "All other knobs"), listed))
-    return join(shown)
-
-
-_PER_RUN = ("arm", "seed.init", "seed.data")
-
-
-def _published(facts: Facts) -> Markup:
-    outcome = facts.outcome
-    if outcome is None:
-        return Markup("")
-    rows: list[tuple[object, ...]] = []
-    for judged in outcome.judgements:
-        what = f"{judged.subclaim.id}: {judged.subclaim.metric}"
-        if judged.subclaim.published:
-            rows += _beside(what, judged.subclaim.published, judged.interval, judged.subclaim.unit)
-    for row in outcome.gaps:
-        what = f"{row.gap.label}: {row.gap.arm} - {row.gap.reference}"
-        rows += _beside(what, row.gap.published, row.interval, "nats")
-    if not rows:
-        return Markup("")
-    return table(
-        ("what", "published", "at", "by", "ours (95 % CI)"),
-        rows,
-        caption=f"Ours: {_setting(facts)}. Other sizes, other text: compare the sign and the order of magnitude.",
-        words=("at", "by"),
-    )
-
-
-def _beside(
-    what: str, published: Iterable[Published], interval: Interval | None, unit: str
-) -> list[tuple[object, ...]]:
-    ours = "no number"
-    if interval is not None:
-        ours = _with_unit(f"{interval.mean:.4f} ({_between(interval, digits=4)})", unit)
-    found: list[tuple[object, ...]] = []
-    for number in published:
-        by = f"{number.source} ({number.note})" if number.note else number.source
-        theirs = _with_unit(f"{number.value:.4g}", number.unit)
-        found.append((what, theirs, number.setting, by, ours))
-    return found or [(what, "none known", "", "", ours)]
-
-
-def _setting(facts: Facts) -> str:
-    """Size and budget of the sweep in words, as far as its configurations say."""
-    configs = [facts.results.config(arm) for arm in facts.results.arms]
-    words = []
-    for key, name in (
-        ("corpus", "corpus"),
-        ("context", "context"),
-        ("model.layers", "layers"),
-        ("model.width", "width"),
-        ("steps", "updates"),
-        ("batch_size", "windows per update"),
-    ):
-        values = dict.fromkeys(str(config[key]) for config in configs if key in config)
-        if values:
-            words.append(f"{name} {' / '.join(values)}")
-    return ", ".join(words) or "see the configuration"
-
-
-def _nulls(facts: Facts) -> Markup:
-    nulls: Mapping[str, Null] = judging.nulls(facts.arms)
-    if not nulls:
-        return Markup("")
-    rows = [
-        (
-            arm,
-            f"{null.noise.n}",
-            f"{null.noise.sd:.4f}",
-            f"{null.noise.low:.4f} to {null.noise.high:.4f}",
-            f"{null.noise.sd_difference:.4f}",
-            f"{null.largest:.4f}",
-            _null_interval(null),
-        )
-        for arm, null in nulls.items()
-    ]
-    columns = (
-        "arm",
-        "seeds",
-        "sd",
-        "95 % CI of sd",
-        "sd of a difference",
-        "largest difference",
-        "A/A mean, 95 % CI",
-    )
-    caption = (
-        f"The A/A null: {facts.metric} of the same arm under different seeds, nats. A difference between arms below "
-        "this scatter is noise. A/A: disjoint pairs of seeds, first minus second; one interval in twenty misses 0 by "
-        "chance."
-    )
-    return table(columns, rows, caption=caption)
-
-
-def _null_interval(null: Null) -> str:
-    if null.interval is None:
-        return "needs 4 seeds"
-    return f"{_between(null.interval, digits=4)}{'' if null.holds else ' (MISSES 0)'}"
-
-
-def _environment(facts: Facts) -> Markup:
-    parts: list[object] = []
-    sessions: dict[str, Mapping[str, Any]] = {}
-    for records in facts.source.environments.values():
-        for record in records:
-            sessions.setdefault(json.dumps(record, sort_keys=True), record)
-    for index, record in enumerate(sessions.values(), 1):
-        if len(sessions) > 1:
-            parts.append(element("h3", f"Session {index} of {len(sessions)}"))
-        parts.append(_session(record))
-    if facts.source.wandb_url is not None:
-        link = element("a", facts.source.wandb_url, href=facts.source.wandb_url)
-        parts.append(element("p", "W&B: ", link))
-    return join(parts)
-
-
-def _session(record: Mapping[str, Any]) -> Markup:
-    git, data = record.get("git") or {}, record.get("data") or {}
-    commit = git.get("commit") or "unknown: not run from a git checkout"
-    if git.get("dirty"):
-        commit += ", with uncommitted changes"
-    packages = record.get("packages") or {}
-    platform = record.get("platform") or {}
-    facts = {
-        "commit": commit,
-        "corpus": ", ".join(str(data[key]) for key in ("name", "sha256") if key in data),
-        "device": record.get("device"),
-        "Python": record.get("python"),
-        "packages": ", ".join(f"{name} {version}" for name, version in packages.items() if version),
-        "machine": ", ".join(f"{key} {value}" for key, value in platform.items()),
-        "variables": ", ".join(f"{k}={v}" for k, v in (record.get("variables") or {}).items()),
-    }
-    command = record.get("command")
-    shown = [element("pre", element("code", shlex.join(command)))] if command else []
-    return join([*shown, _described(facts.items())])
-
-
-def _between(interval: Interval | None, digits: int = 3) -> str:
-    return f"{interval.low:.{digits}f} to {interval.high:.{digits}f}" if interval else "-"
-
-
-def _with_unit(number: str, unit: str) -> str:
-    return f"{number} {unit}".rstrip()
-
-
-def _value(value: object) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
