@@ -10,6 +10,7 @@ disk; 1 the disk refused rows to the end, or anything else.
 import argparse
 import importlib
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -48,9 +49,9 @@ def _parse(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
     for word in overrides:
         if "=" not in word:
             raise UsageError(f"{word}: write --config.NAME=VALUE")
-        if args.command not in ("train", "sweep", "launch", "wandb-sweep"):
+        if args.command not in ("train", "sweep", "plan", "launch", "wandb-sweep"):
             raise UsageError(
-                f"{word}: allowed with `attnlab train`, `sweep`, `launch` and `wandb-sweep`"
+                f"{word}: allowed with `attnlab train`, `sweep`, `plan`, `launch` and `wandb-sweep`"
             )
     return args, overrides
 
@@ -75,6 +76,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     train.add_argument("--dry-run", action="store_true", help="print the plan and stop")
     _add_run_flags(train)
+    _add_process_flags(train)
     train.set_defaults(run=_train)
 
     sweep = commands.add_parser("sweep", help="train the members of a sweep")
@@ -90,6 +92,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     sweep.add_argument("--dry-run", action="store_true", help="print the plan and stop")
     _add_run_flags(sweep)
+    _add_process_flags(sweep)
     sweep.set_defaults(run=_sweep)
 
     launch = commands.add_parser("launch", help="run a sweep as jobs", add_help=False)
@@ -116,6 +119,18 @@ def _parser() -> argparse.ArgumentParser:
     agents.add_argument("--workdir", type=Path, required=True, help="shared by all agents")
     agents.add_argument("--project", default="attnlab", help="W&B project (attnlab)")
     agents.set_defaults(run=_wandb_sweep)
+
+    forecast = commands.add_parser("plan", help="what a sweep takes on a mesh of accelerators")
+    forecast.add_argument(
+        "--config", required=True, metavar="FILE[:PRESET]", help="a file of configs/"
+    )
+    forecast.add_argument("--sweep", metavar="NAME", help="sweep_NAME of the file")
+    forecast.add_argument("--seeds", type=int, help="paired seeds per arm (the sweep's own)")
+    forecast.add_argument("--mesh", required=True, metavar="member=M,data=D")
+    forecast.add_argument(
+        "--compile", action=argparse.BooleanOptionalAction, help="(where that is affordable)"
+    )
+    forecast.set_defaults(run=_forecast)
 
     status = commands.add_parser("status", help="the state of a sweep's members")
     status.add_argument("workdir", type=Path, metavar="WORKDIR")
@@ -210,6 +225,15 @@ def _add_run_flags(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_process_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--processes", type=int, metavar="N",
+        help="of one job, each started with the same words (1, or the tasks of an srun)",
+    )  # fmt: skip
+    parser.add_argument("--process-id", type=int, metavar="I", help="this one of the N, from 0")
+    parser.add_argument("--coordinator", metavar="HOST:PORT", help="where process 0 listens")
+
+
 def _reproduce(args: argparse.Namespace, _: list[str]) -> int:
     with _bad_input():
         from attnlab import claims
@@ -231,6 +255,7 @@ def _reproduce(args: argparse.Namespace, _: list[str]) -> int:
 def _train(args: argparse.Namespace, config_flags: list[str]) -> int:
     with _bad_input():
         _prepare_machine(args.devices)
+        _join_processes(args)
         file = _config_file(args.config, config_flags)
         plan = _plan(file.name, file.config, [{}])
     return _run(plan, args)
@@ -239,6 +264,7 @@ def _train(args: argparse.Namespace, config_flags: list[str]) -> int:
 def _sweep(args: argparse.Namespace, config_flags: list[str]) -> int:
     with _bad_input():
         _prepare_machine(args.devices)
+        _join_processes(args)
         file = _config_file(args.config, config_flags)
         plan = _plan(file.name, file.config, file.members(args.sweep, args.seeds))
     return _run(plan, args)
@@ -287,6 +313,38 @@ def _wandb_sweep(args: argparse.Namespace, config_flags: list[str]) -> int:
         )
     print(text, end="")
     return 0
+
+
+def _forecast(args: argparse.Namespace, config_flags: list[str]) -> int:
+    with _bad_input():
+        rows, data = _mesh(args.mesh)
+        os.environ["JAX_PLATFORMS"] = "cpu"
+        _prepare_machine(rows * data)
+        from attnlab import console, forecast
+
+        words = [*config_flags, f"--config.mesh.data={data}"]
+        file = _config_file(args.config, words)
+        plan = _plan(file.name, file.config, file.members(args.sweep, args.seeds))
+        found = [forecast.of_group(g, rows, compiles=args.compile) for g in plan.groups]
+    for group in found:
+        for line in forecast.lines_of(group):
+            console.say(line)
+        console.print_table(plan.name, forecast.CHIP_COLUMNS, forecast.rows_of(group))
+    return 0
+
+
+def _mesh(text: str) -> tuple[int, int]:
+    """`member=8,data=32` as (8, 32), before jax knows how many devices there are.
+
+    Raises:
+      ValueError: it is not of that form.
+    """
+    found = dict(re.findall(r"(member|data)=([1-9]\d*)", text))
+    if text != ",".join(f"{k}={v}" for k, v in found.items()) or not found:
+        raise ValueError(
+            f"--mesh: got {text!r}; allowed: member=M,data=D, such as member=8,data=32"
+        )
+    return int(found.get("member", 1)), int(found.get("data", 1))
 
 
 def _run(plan: Any, args: argparse.Namespace) -> int:
@@ -459,6 +517,12 @@ def _prepare_machine(devices: int | None) -> None:
     from attnlab import machine
 
     machine.prepare(devices)
+
+
+def _join_processes(args: argparse.Namespace) -> None:
+    from attnlab import processes
+
+    processes.start(args.processes, args.process_id, args.coordinator)
 
 
 def _experiment(module: str) -> ModuleType:

@@ -30,6 +30,7 @@ from attnlab.health import Health
 from attnlab.knobs import Knobs
 from attnlab.objectives import window_length
 from attnlab.plan import Group
+from attnlab.processes import fetch, from_first, place
 from attnlab.sharding import MEMBER
 from attnlab.training import NEVER, Task, TrainState
 
@@ -104,19 +105,19 @@ class Program:
         stacked = jax.tree.map(
             lambda *leaves: np.stack([np.asarray(x) for x in leaves]), *knobs, *[idle] * missing
         )
-        return jax.device_put(stacked, self.members)
+        return place(stacked, self.members)
 
     def place_states(self, states: TrainState) -> TrainState:
         """Puts the states of the members (numpy, no padding) on the devices; padding repeats the last one."""
-        return jax.device_put(jax.tree.map(self._padded, states), self.layout)
+        return place(jax.tree.map(self._padded, states), self.layout)
 
     def place_windows(self, windows: Windows) -> Windows:
         """Puts the windows of each member on its device; padding repeats the last one."""
-        return jax.device_put(jax.tree.map(self._padded, windows), self.members)
+        return place(jax.tree.map(self._padded, windows), self.members)
 
     def place_flags(self, flags: np.ndarray) -> Array:
         """Puts one bool per member on the devices; padding repeats the last one."""
-        return jax.device_put(self._padded(flags), self.members)
+        return place(self._padded(flags), self.members)
 
     def _padded(self, x: np.ndarray) -> np.ndarray:
         return np.concatenate([x, np.repeat(x[-1:], -len(x) % self.mesh.shape[MEMBER], axis=0)])
@@ -255,7 +256,7 @@ class _Run:
         self.budget = group.task.budget
         if self.feed is None:
             tokens = feed.device_tokens(group.corpus, documents=self.budget.packed)
-            self.tokens = jax.device_put(tokens, self.program.everywhere)
+            self.tokens = place(tokens, self.program.everywhere)
         self.tokens_per_update = self.budget.batch_size * group.task.architecture.context
         self.first_call_seconds = self.train_seconds = 0.0
         self.member_updates = 0
@@ -320,11 +321,14 @@ class _Run:
 
     def _stop_members(self) -> None:
         """Freezes members that somebody asked to stop; the others do not notice, and a checkpoint remembers."""
-        asked = self.log.stop_requests()
-        stopped = np.array(self.states.stopped)
-        if not all(stopped[i] for i in asked):
-            stopped[list(asked)] = True
-            placed = jax.device_put(stopped, self.program.members)
+        asked = np.zeros(self.count, bool)
+        asked[list(self.log.stop_requests())] = True
+        asked = from_first(asked)
+        if not asked.any():
+            return
+        stopped = self._fetch(self.states.stopped)
+        if (asked & ~stopped).any():
+            placed = self.program.place_flags(stopped | asked)
             self.states = dataclasses.replace(self.states, stopped=placed)
 
     def _ended(self) -> np.ndarray:
@@ -354,7 +358,7 @@ class _Run:
         if self.checkpoints is None:
             return
         self._log_pending()
-        if not self.log.flush():
+        if not from_first(self.log.flush()):
             # Resuming from it would pass over rows that only this process has.
             self.checkpoints.pass_over(step, "the rows up to there are not on disk")
             return
@@ -433,7 +437,7 @@ class _Run:
             if poll and self.should_stop():
                 return None
             block = jax.tree.map(lambda x, i=index: x[i * size : (i + 1) * size], windows)
-            placed = jax.device_put((block, np.int32(index)), self.program.everywhere)
+            placed = place((block, np.int32(index)), self.program.everywhere)
             part = self.program.evaluate(self.states, self.knobs, flags, *placed)
             parts.append(self._fetch(part))
         sums = {k: sum(p[k] for p in parts) for k in parts[0] if k in training.SUMMED}
@@ -513,7 +517,8 @@ class _Run:
 
     def _fetch(self, tree: Any) -> Any:
         """To the host, without the padding of the mesh."""
-        return jax.tree.map(lambda x: np.asarray(x)[: self.count], jax.device_get(tree))
+        on_host = fetch(tree, self.program.everywhere)
+        return jax.tree.map(lambda x: x[: self.count], on_host)
 
 
 @functools.partial(jax.jit, static_argnums=1)

@@ -42,11 +42,18 @@ def make_mesh(members: int, data: int = 1) -> Mesh:
     """`member` x `data`: a row of `data` devices for each member, as many rows as there are devices for.
 
     Raises:
-      ValueError: `data` does not divide the number of devices.
+      ValueError: `data` does not divide the number of devices, or a process would have none of them.
     """
     check_devices(data)
     devices = jax.devices()
     rows = min(members, len(devices) // data)
+    outside = {d.process_index for d in devices} - {d.process_index for d in devices[: rows * data]}
+    if outside:
+        raise ValueError(
+            f"--processes: got {jax.process_count()} with {jax.local_device_count()} devices each, but {members} members "
+            f"on {data} devices each need {rows * data} devices, so {len(outside)} processes would have nothing to do; "
+            "allowed: fewer processes, or fewer --devices"
+        )
     return jax.make_mesh(
         (rows, data), (MEMBER, DATA), axis_types=(AxisType.Auto, AxisType.Auto),
         devices=devices[: rows * data],

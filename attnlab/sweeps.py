@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 
-from attnlab import console, fitting, measuring, outcomes, resume, shards
+from attnlab import console, fitting, measuring, outcomes, processes, resume, sharding, shards
 from attnlab import plan as plan_lib
 from attnlab.checkpoints import Checkpoints, reached_preemption
 from attnlab.claims import Claim, Measurement
@@ -30,6 +30,7 @@ from attnlab.tracking import (
     SweepDirectory,
     Tracker,
     TrackingError,
+    TrackingReport,
     WandbMode,
     environment_record,
     read_runs,
@@ -137,7 +138,11 @@ def open_session(planned: Plan, settings: Settings) -> Session:
     fitting.refuse_too_large(groups)
     if settings.profile:
         _check_profile(groups)
-    directory.create(_records(planned.members), resume=settings.resume)
+    for group in groups:
+        sharding.make_mesh(len(group.members), group.task.budget.data_devices)
+    if processes.several() and settings.debug_nans:
+        raise ValueError("--debug-nans: with one process only")
+    processes.by_first(lambda: directory.create(_records(planned.members), resume=settings.resume))
     return Session(directory, groups, mode, settings)
 
 
@@ -222,7 +227,7 @@ def train(session: Session) -> int:
     """
     started = time.monotonic()
     reports: list[GroupReport] = []
-    agreed = reached_preemption if jax.process_count() > 1 else None
+    agreed = reached_preemption if processes.several() else None
     with session.directory, StopFlag(agreed) as stop, _mirror(session) as mirror:
         console.say(f"W&B: {session.wandb.mode} ({session.wandb.reason})")
         try:
@@ -243,7 +248,7 @@ def train(session: Session) -> int:
 
 
 def _mirror(session: Session) -> AbstractContextManager[Mirror | None]:
-    if session.wandb.mode == "disabled":
+    if session.wandb.mode == "disabled" or not processes.is_first():
         return nullcontext()
     return Mirror(session.directory.path, session.wandb.mode, part=session.directory.part)
 
@@ -269,10 +274,10 @@ def _train_group(
     environment = environment_record(
         current_command(), corpus.record(), device=_device(), attention=group.attention
     )
-    resume.record(directory.path, group, directory.part)
+    processes.by_first(lambda: resume.record(directory.path, group, directory.part))
     members = _records(group.members)
     with (
-        Tracker(directory, members, mirror, environment=environment) as tracker,
+        _tracker(directory, members, mirror, environment) as tracker,
         _checkpoints(group, session.settings) as checkpoints,
     ):
         log = _WithReferences(tracker, _references(corpus))
@@ -287,10 +292,39 @@ def _train_group(
     return report
 
 
+def _tracker(
+    directory: SweepDirectory,
+    members: Sequence[MemberRecord],
+    mirror: Mirror | None,
+    environment: Mapping[str, Any],
+) -> AbstractContextManager[Any]:
+    """Of the first process; the others' says nothing and is always content."""
+    if not processes.is_first():
+        return nullcontext(_Silent())
+    return Tracker(directory, members, mirror, environment=environment)
+
+
+class _Silent:
+    """What a process has for a tracker when another one writes."""
+
+    def log(self, step: int, rows: Mapping[str, Any], where: Any = None) -> None: ...
+
+    def flush(self) -> bool:
+        return True
+
+    def stop_requests(self) -> frozenset[int]:
+        return frozenset()
+
+    def finish(self, index: int, status: str, summary: Mapping[str, Any] | None = None) -> None: ...
+
+    def close(self, exit_code: int = 0) -> TrackingReport:
+        return TrackingReport(0, {}, (), {}, None, 0, 0)
+
+
 class _WithReferences:
     """A tracker whose summaries also hold the n-gram losses of the corpus, which verdicts are measured against."""
 
-    def __init__(self, tracker: Tracker, references: Mapping[str, float]):
+    def __init__(self, tracker: Any, references: Mapping[str, float]):
         self.log, self.flush = tracker.log, tracker.flush
         self.stop_requests = tracker.stop_requests
         self._finish, self._references = tracker.finish, dict(references)
