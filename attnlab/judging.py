@@ -127,13 +127,13 @@ def judge(claim: Claim, results: Results) -> Outcome:
     """
     there = frozenset(results.arms)
     possible = [part for part in claim.subclaims if there.issuperset(_arms_needed(part, claim))]
-    asked = [part for part in possible if not results.complete(part.arms) or part.measure(results)]
+    checked = {c.id: _check(c, results) for c in claim.controls if there.issuperset(c.arms)}
+    asked = [part for part in possible if _is_asked(part, results, checked)]
     if not asked:
         raise ValueError(
             f"arms: no sub-claim of {claim.name} can be asked of a sweep with {', '.join(results.arms)}; "
             f"the claim needs arms among {', '.join(claim.arms)}"
         )
-    checked = {c.id: _check(c, results) for c in claim.controls if there.issuperset(c.arms)}
     judgements = [_judge(part, claim, results, checked) for part in asked]
     # A sub-claim without an answer still belongs to the family: leaving it out would favour the others.
     holm = statistics.holm([1.0 if j.p_value is None else j.p_value for j in judgements])
@@ -154,6 +154,19 @@ def judge(claim: Claim, results: Results) -> Outcome:
         references=results.references,
         diverged=results.diverged(),
     )
+
+
+def _is_asked(subclaim: SubClaim, results: Results, checked: Mapping[str, ControlResult]) -> bool:
+    """Whether there is, or may yet be, a number to judge."""
+    if not results.complete(subclaim.arms):
+        return True
+    try:
+        return bool(subclaim.measure(results))
+    except ValueError:
+        # Behind a failed control a number need not exist: the share of a distance that is not positive.
+        if all(checked[name].passed for name in subclaim.controls):
+            raise
+        return True
 
 
 def _arms_needed(subclaim: SubClaim, claim: Claim) -> dict[str, None]:

@@ -107,6 +107,18 @@ def test_failed_control_makes_its_subclaim_invalid_and_is_named_with_its_number(
     assert judgement.values == {}
 
 
+def test_number_that_does_not_exist_is_an_error_only_where_its_controls_held():
+    def measure(results):
+        raise ValueError("a share of nothing")
+
+    runs = runs_ending_at(FINALS | {"plain": [1.9, 2.45, 1.95]})
+    judgement = judge_one(above(0.5), runs, measure=measure)
+    assert judgement.verdict is Verdict.INVALID
+    assert "control plain-learns failed" in judgement.reason
+    with pytest.raises(ValueError, match="a share of nothing"):
+        judge_one(above(0.5), runs_ending_at(FINALS), measure=measure)
+
+
 def test_control_of_another_subclaim_does_not_matter():
     runs = runs_ending_at(FINALS | {"other": [9.0, 9.0, 9.0]})
     assert judge_one(above(0.5), runs).verdict is Verdict.REPRODUCED
