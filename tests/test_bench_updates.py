@@ -112,6 +112,7 @@ def test_the_worker_loads_the_checkout_it_is_given(tmp_path):
         ("step", ("--chunk", "0"), ("--chunk", "0", ">= 1")),
         ("step", ("--seconds", "0"), ("--seconds", "0", "> 0")),
         ("population", ("--members", "0"), ("--members", "0", ">= 1")),
+        ("step", ("--torch-python", "/no/such/python"), ("--torch-python", "'/no/such/python'")),
         ("step", ("--peer", "/no/such/checkout"), ("--peer", "'/no/such/checkout'", "model.py")),
     ],
 )

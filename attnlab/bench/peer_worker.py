@@ -8,6 +8,7 @@ cannot be done.
 import contextlib
 import importlib.util
 import json
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -23,7 +24,8 @@ def main() -> None:
     def say(**answer: Any) -> None:
         print(json.dumps(answer), file=answers, flush=True)
 
-    with contextlib.redirect_stdout(sys.stderr):  # the checkout reports on its own
+    # The checkout prints on its own, and answers are lines of this output.
+    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
         try:
             import torch
 

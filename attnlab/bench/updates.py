@@ -9,6 +9,7 @@ checkout beside it: one process with every core, and for a population also one p
 
 import argparse
 import json
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -167,3 +168,7 @@ def _check(args: argparse.Namespace, members: int) -> None:
             raise ValueError(f"--{name}: got {value}; allowed: >= 1")
     if not args.seconds > 0:
         raise ValueError(f"--seconds: got {args.seconds}; allowed: > 0")
+    if shutil.which(args.torch_python) is None:
+        raise ValueError(
+            f"--torch-python: no program {args.torch_python!r}; allowed: a Python that can import torch"
+        )
