@@ -12,7 +12,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import FixedLocator, MaxNLocator
 
 from attnlab import measurements, statistics
 from attnlab.judging import TrendRow
@@ -248,8 +248,8 @@ def _heat(axis: Axes, title: str, entropy_LN: np.ndarray) -> mpl.cm.ScalarMappab
     )
     axis.set_title("\n".join(textwrap.wrap(title, 22)), size=8)
     axis.tick_params(length=0, labelsize=7)
-    axis.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-    axis.yaxis.set_major_locator(MaxNLocator(6, integer=True))
+    for side, size in ((axis.yaxis, entropy_LN.shape[0]), (axis.xaxis, entropy_LN.shape[1])):
+        side.set_major_locator(FixedLocator(range(0, size, 1 + (size - 1) // 8)))
     axis.spines[:].set_visible(False)
     if entropy_LN.size <= 36:
         for (layer, head), value in np.ndenumerate(entropy_LN):

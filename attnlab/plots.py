@@ -80,7 +80,7 @@ def loss_by_tokens(
                 curves.append(_Curve(axis, place, arm, tokens_T, values_ST, np.array(apart_S)))
         _draw_curves(curves)
         for axis in axes:
-            axis.legend(loc="upper right")
+            axis.legend(loc="best")
     return figure
 
 
