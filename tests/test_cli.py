@@ -151,7 +151,7 @@ def test_reproduce_ends_with_verdicts_one_trace_and_a_run_per_member(attnlab):
     assert set(verdict["verdicts"]) >= {"F1", "F3"}
     assert all(v in output for v in verdict["verdicts"].values())
     runs = read_runs(work)
-    assert len(runs) == 10
+    assert len(runs) == 14
     assert {run.status for run in runs} == {"finished"}
     assert len(list((work / "wandb").rglob("*.wandb"))) == len(runs) + 1, "members, and the report"
     assert "W&B offline: the report is a run of the group" in output
