@@ -1,17 +1,19 @@
 """Whether a group fits in memory, said before anything compiles: an estimate from the shapes against what is free."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import jax
 
 from attnlab import costs, sharding
+from attnlab import plan as plan_lib
 from attnlab.plan import Group
 from attnlab.training import Task
 
 GB = 1e9
+MARGIN = 1.5
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,28 @@ def _host_bytes() -> int | None:
     except (OSError, ValueError):
         pass  # no such limit
     return min(found) if found else None
+
+
+def in_waves(groups: Sequence[Group], started: Collection[str] = ()) -> list[Group]:
+    """The groups, those that are too large for the devices cut into as few equal ones as fit, to train one after another.
+
+    Only on accelerators, where all members of a device train at once. `started`: ids of groups that stay whole, because
+    they have a checkpoint. The estimate may be off by `MARGIN`, so it is asked to fit that often.
+    """
+    free = available()
+    if free is None or jax.default_backend() == "cpu":
+        return list(groups)
+    made: list[Group] = []
+    for group in groups:
+        members = group.members
+        sizes = (-(-len(members) // waves) for waves in range(1, len(members) + 1))
+        size = next((n for n in sizes if MARGIN * need(group.task, n).total <= free), len(members))
+        if size == len(members) or group.id in started:
+            made.append(group)
+            continue
+        for first in range(0, len(members), size):
+            made += plan_lib.group(members[first : first + size], {group.corpus.key: group.corpus})
+    return made
 
 
 def refuse_too_large(groups: Sequence[Group]) -> None:

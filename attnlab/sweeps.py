@@ -33,6 +33,7 @@ from attnlab.tracking import (
     TrackingReport,
     WandbMode,
     environment_record,
+    read_groups,
     read_runs,
     resolve_mode,
 )
@@ -135,6 +136,7 @@ def open_session(planned: Plan, settings: Settings) -> Session:
     if settings.resume or part is not None:
         only = None if part is None else part.members
         groups = tuple(resume.remaining(settings.workdir, planned.groups, only))
+    groups = tuple(fitting.in_waves(groups, read_groups(settings.workdir)))
     fitting.refuse_too_large(groups)
     if settings.profile:
         _check_profile(groups)

@@ -28,6 +28,21 @@ def test_a_group_that_does_not_fit_names_what_is_large_and_the_ways_out(monkeypa
     fitting.refuse_too_large(groups)
 
 
+@pytest.mark.parametrize(
+    ("fit_at_once", "sizes"), [(7, [7]), (4, [4, 3]), (3, [3, 3, 1]), (1, [1] * 7), (0, [7])]
+)
+def test_members_train_in_as_few_waves_as_fit(fit_at_once, sizes, monkeypatch):
+    group = tiny.group(*(tiny.config({"seed.init": seed}) for seed in range(7)))
+    monkeypatch.setattr(fitting, "need", lambda _, members: fitting.Need(members, 0, 0))
+    monkeypatch.setattr(fitting, "available", lambda: int(fitting.MARGIN * fit_at_once + 0.5))
+    assert fitting.in_waves([group]) == [group], "on a CPU members train one after another anyway"
+    monkeypatch.setattr(fitting.jax, "default_backend", lambda: "gpu")
+    waves = fitting.in_waves([group])
+    assert [len(wave.members) for wave in waves] == sizes
+    assert [m for wave in waves for m in wave.members] == list(group.members)
+    assert fitting.in_waves([group], {group.id}) == [group], "a checkpoint is of the whole group"
+
+
 def test_a_state_that_does_not_fit_is_the_fault_of_the_model(monkeypatch):
     monkeypatch.setattr(fitting, "available", lambda: 10)
     groups = too_large(context=1, batch_size=4, **{"model.width": 64})

@@ -129,8 +129,8 @@ def test_a_member_over_two_processes_has_the_numbers_of_one_device(attnlab: Cli)
 def test_a_killed_process_ends_the_job_which_then_resumes(victim: int, attnlab: Cli) -> None:
     work = attnlab.cwd / f"killed{victim}"
     words = (
-        "--config.steps=20000",
-        "--config.eval.every=10000",
+        "--config.steps=3000",
+        "--config.eval.every=1500",
         "--checkpoint-steps",
         "200",
         "--workdir",
@@ -150,13 +150,13 @@ def test_a_killed_process_ends_the_job_which_then_resumes(victim: int, attnlab: 
         f"process {1 - victim} ended with {code}, {time.monotonic() - killed:.0f} s after the other was killed"
     )
     started[victim].communicate()
-    short = ("--config.steps=20000", *words[1:])
+    short = ("--config.steps=3000", *words[1:])
     found = ends(job(attnlab, *short, "--resume"))
     assert [code for code, _ in found] == [0, 0], found
     for run in read_runs(work):
         steps = run.history["step"].tolist()
         assert steps == sorted(set(steps))
-        assert steps[-1] == 20_000
+        assert steps[-1] == 3000
 
 
 @pytest.mark.slow

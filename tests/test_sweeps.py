@@ -24,7 +24,7 @@ class FakeMirror:
 
     events: ClassVar[list[str]] = []
 
-    def __init__(self, workdir: Path, mode: str) -> None:
+    def __init__(self, workdir: Path, mode: str, *, part: object = None) -> None:
         self.events.append(f"opened {mode}")
 
     def __enter__(self) -> "FakeMirror":
