@@ -53,11 +53,14 @@ def test_every_run_flag_reaches_the_run(monkeypatch, tmp_path):
     monkeypatch.setattr(sweeps, "open_session", lambda _, settings: opened.append(settings))
     words = (
         f"sweep --config configs/base.py --shard 1/2 --workdir {tmp_path} --wandb offline --resume --checkpoint-steps 3 "
-        "--checkpoint-minutes 4 --keep 5 --keep-every 6 --debug-nans"
+        "--checkpoint-minutes 4 --keep 5 --keep-every 6 --debug-nans --data-on host --profile"
     )
     args, _ = cli._parse(words.split())
     cli._open_session(None, args)
-    want = sweeps.Settings(tmp_path, "offline", True, 3, 4.0, 5, 6, True, shard=shards.Shard(1, 2))
+    want = sweeps.Settings(
+        tmp_path, "offline", True, 3, 4.0, 5, 6, True,
+        shard=shards.Shard(1, 2), data_on="host", profile=True,
+    )  # fmt: skip
     assert opened == [want]
     defaults = sweeps.Settings(tmp_path / "other")
     same = [f.name for f in fields(want) if getattr(want, f.name) == getattr(defaults, f.name)]
