@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tiny
 
-from attnlab import checkpoints, sweeps
+from attnlab import checkpoints, processes, sweeps
 from attnlab.population import GroupReport
 from attnlab.sweeps import Plan, Settings
 from attnlab.tracking import MirrorReport, read_runs, writer
@@ -141,6 +141,7 @@ def test_a_job_of_several_processes_stops_where_orbax_says(
 ) -> None:
     asked: list[int] = []
     monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(processes, "from_first", np.asarray)  # the other process does not exist
     monkeypatch.setattr(sweeps, "reached_preemption", lambda n: asked.append(n) or n == 3)
     monkeypatch.setattr(sweeps, "run_group", trained(events))
     assert sweeps.reached_preemption is not checkpoints.reached_preemption
