@@ -23,7 +23,7 @@ def commands(sweeps: Sequence[Sweep], template: str, bucket: str) -> list[tuple[
     """One `sky jobs launch` a shard. A managed job is started again elsewhere when its machine is taken away.
 
     Raises:
-      ValueError: an unknown template, or no bucket.
+      ValueError: an unknown template, no bucket, or a flag that a shell would cut in two.
     """
     if template not in templates():
         raise ValueError(f"--template: got {template!r}; allowed: {', '.join(templates())}")
@@ -33,6 +33,10 @@ def commands(sweeps: Sequence[Sweep], template: str, bucket: str) -> list[tuple[
         )
     made = []
     for sweep in sweeps:
+        if spaced := [word for word in sweep.flags if " " in word]:
+            raise ValueError(
+                f"{spaced[0]}: a flag of `launch sky` holds no spaces; allowed: write it without (causal&full)"
+            )
         for index in range(sweep.shards):
             environ = {
                 "CONFIG": sweep.config,

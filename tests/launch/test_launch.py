@@ -368,6 +368,8 @@ def test_sky_commands_name_shard_and_bucket(
     assert "--bucket" in refused(capsys, *words)
     assert "spot, tpu" in refused(capsys, *words, "--bucket", "gs://b", "--template", "gpus")
     assert "SkyPilot is not installed" in refused(capsys, *words, "--bucket", "gs://b")
+    spaced = refused(capsys, *words, "--bucket", "gs://b", "--config.mask=causal & full")
+    assert "no spaces" in spaced
     told = tmp_path / "told"
     pretend(bin_folder, sky=f'echo "$@" >> {told}')
     assert cli.main([*words, "--bucket", "gs://b", "--template", "spot"]) == 0
