@@ -137,7 +137,7 @@ def test_a_killed_process_ends_the_job_which_then_resumes(victim: int, attnlab: 
         work.name,
     )
     started = job(attnlab, *words)
-    end = time.monotonic() + 300
+    end = time.monotonic() + 900
     while len(list(work.glob("checkpoints/*/*/_CHECKPOINT_METADATA"))) == 0:
         assert time.monotonic() < end
         assert all(process.poll() is None for process in started), ends(started)
