@@ -88,9 +88,9 @@ def test_every_run_flag_reaches_the_run(monkeypatch, tmp_path):
         ((*SWEEP, "--sweep", "other"), ("--sweep", "'other'", "nope")),
         ((*SWEEP, "--shard", "2/2"), ("--shard", "'2/2'", "0/2 to 1/2")),
         ((*SWEEP, "--shard", "0/0"), ("--shard", "'0/0'", "I/N")),
-        ((*SWEEP, "--shard", "-1/2"), ("--shard", "'-1/2'", "I/N")),
+        ((*SWEEP, "--shard=-1/2"), ("--shard", "'-1/2'", "I/N")),
         ((*SWEEP, "--shard", "third"), ("--shard", "'third'", "I/N")),
-        ((*SWEEP, "--shard", "0/16"), ("shards", "16", "15 members")),
+        ((*SWEEP, "--shard", "0/22"), ("shards", "22", "21 members")),
         (("sweep", "--config", "configs/none.py"), ("--config", "configs/none.py", "FILE.py")),
         (("sweep", "--config", "configs/nope.py:tiny"), ("preset", "'tiny'", "smoke")),
         (("train", "--config", "configs/base.py", "--config.mask=sliding_window(0)"), ("0", "at least 1")),
@@ -170,7 +170,7 @@ def test_reproduce_ends_with_verdicts_one_trace_and_a_run_per_member(attnlab):
 def test_dry_run_prints_the_plan_and_writes_nothing(attnlab):
     output = attnlab(*SWEEP, "--dry-run")
     assert "expected traces of the train step: 1" in output
-    assert "15 members in 1 compiled program" in output
+    assert "21 members in 1 compiled program" in output
     assert sorted(p.name for p in attnlab.cwd.iterdir()) == ["configs", "experiments"]
     assert list(attnlab.home.iterdir()) == []
 

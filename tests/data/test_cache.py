@@ -190,6 +190,8 @@ BUILDER = """
 import resource, signal, sys, time
 from pathlib import Path
 from attnlab.data import cache
+# A job that a shell started in the background would ignore it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 if sys.argv[2] == "full":
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))  # as on a disk with that much room
 try:
