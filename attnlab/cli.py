@@ -36,6 +36,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return args.run(args, config_flags)
     except UsageError as error:
         print(f"attnlab: {error}", file=sys.stderr)
+        if joined := sys.modules.get("attnlab.processes"):
+            joined.leave(BAD_INPUT)
         return BAD_INPUT
     except KeyboardInterrupt:
         print("attnlab: interrupted", file=sys.stderr)

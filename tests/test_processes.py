@@ -162,9 +162,10 @@ def test_a_killed_process_ends_the_job_which_then_resumes(victim: int, attnlab: 
 @pytest.mark.slow
 def test_what_one_process_refuses_ends_all(attnlab: Cli) -> None:
     (attnlab.cwd / "file").write_text("")
-    found = ends(job(attnlab, "--workdir", "file"), timeout=BOUND)
-    assert [code for code, _ in found] == [2, 2], found
-    found = ends(job(attnlab, "--workdir", "new", "--config.mesh.data=3"), timeout=BOUND)
-    assert [code for code, _ in found] == [2, 2], found
+    for words in (("--workdir", "file"), ("--workdir", "new", "--config.mesh.data=3")):
+        found = ends(job(attnlab, *words), timeout=BOUND)
+        codes = [code for code, _ in found]
+        assert 0 not in codes, found
+        assert 2 in codes, "who refuses says so; who still waits for it is ended by its absence"
     assert not (attnlab.cwd / "new").exists()
     assert os.path.getsize(attnlab.cwd / "file") == 0
