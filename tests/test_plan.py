@@ -48,7 +48,7 @@ def test_members_that_differ_in_shape_form_groups_in_order_of_appearance():
 
 
 def test_the_plan_names_the_attention_that_auto_stands_for():
-    lengths, asked = (4, 512, 4), ("auto", "auto", "blockwise")
+    lengths, asked = (4, 1024, 4), ("auto", "auto", "blockwise")
     groups = tiny.plan(
         [
             tiny.config({"model.attention": a}, context=t)

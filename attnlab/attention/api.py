@@ -20,7 +20,7 @@ from attnlab.masks import Mask
 IMPLEMENTATIONS = ("dense", "blockwise", *accelerators.PLATFORMS)
 
 # Up to this many query-key pairs `auto` keeps all logits in memory.
-DENSE_PAIRS = {"cpu": 256 * 256, "gpu": 2048 * 2048, "tpu": 2048 * 2048}
+DENSE_PAIRS = {"cpu": 512 * 512, "gpu": 2048 * 2048, "tpu": 2048 * 2048}
 
 
 @overload

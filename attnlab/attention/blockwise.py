@@ -48,8 +48,8 @@ def blockwise_attention(
     one multiplies q, so that autodiff gives its gradient.
     """
     q_BTNH, logit_scale = fold_scale(q_BTNH, scale)
-    bq, bk, wide = block_sizes(q_BTNH, k_BSKH, mask, block_q, block_k)
-    plan = Plan(bq, bk, wide, softcap, logit_scale, stats)
+    bq, bk = block_sizes(q_BTNH.shape[1], k_BSKH.shape[1], block_q, block_k)
+    plan = Plan(bq, bk, softcap, logit_scale, stats)
     arrays = MaskArrays(mask.lo, mask.hi, mask.dense)
     result = _attention(plan, q_BTNH, k_BSKH, v_BSKH, arrays, bias)
     out_BTNH = result.out_BTNH
@@ -60,14 +60,14 @@ def blockwise_attention(
 
 
 def block_sizes(
-    q_BTNH: Array, k_BSKH: Array, mask: Mask, block_q: int | None, block_k: int | None
-) -> tuple[int, int, int]:
-    """(block_q, block_k, wide) for these shapes: chosen on a CPU by `attnlab bench attention`."""
-    q_len, kv_len = q_BTNH.shape[1], k_BSKH.shape[1]
-    bq = min(block_q or 256, q_len)
-    bk = min(block_k or 256, kv_len)
-    can_widen = mask.dense is None and block_k is None and kv_len >= 2 * bk
-    return bq, bk, 2 if can_widen else 1
+    q_len: int, kv_len: int, block_q: int | None, block_k: int | None
+) -> tuple[int, int]:
+    """(block_q, block_k) for these lengths: chosen on a CPU by `attnlab bench attention`.
+
+    A visit of a tile costs about as much as computing half a tile of 256 x 256, so tiles are wide; with 512 queries
+    as well they leave the cache.
+    """
+    return min(block_q or 256, q_len), min(block_k or 512, kv_len)
 
 
 def fold_scale(q_BTNH: Array, scale: Array | float) -> tuple[Array, float]:
@@ -188,7 +188,7 @@ def _first_key_mass(
 ) -> Array:
     """exp(s - lse) of key 0 where it is visible: one more product per query, outside the loops."""
     batch, q_len, heads, _ = q_BTNH.shape
-    one = Plan(q_len, 1, 1, plan.softcap, plan.logit_scale, False)
+    one = Plan(q_len, 1, plan.softcap, plan.logit_scale, False)
     first = jnp.int32(0)
     key = tiles.keys_first(one, k_BSKH[:, :1])
     rows = tiles.query_blocks(one, q_BTNH, k_BSKH.shape[2])[0]

@@ -75,10 +75,10 @@ def forward(
     def block(_: None, x: tuple[Array, ...]) -> tuple[None, tuple[Array, ...]]:
         i, q_i, lo_i, hi_i, order, masked, visited = x
 
-        def visit(keys: int, is_masked: bool, t: Array, state: _State) -> _State:
+        def visit(is_masked: bool, t: Array, state: _State) -> _State:
             j = order[t]
-            k_j = tiles.take(k_BKSH, j * plan.block_k, keys, 2)
-            vT_j = tiles.take(vT_BKHS, j * plan.block_k, keys, 3)
+            k_j = tiles.take(k_BKSH, j * plan.block_k, plan.block_k, 2)
+            vT_j = tiles.take(vT_BKHS, j * plan.block_k, plan.block_k, 3)
             s, _ = tiles.logits(plan, i, j, q_i, k_j, bias)
             if is_masked:
                 s = jnp.where(tiles.visible(plan, i, j, lo_i, hi_i, dense), s, -jnp.inf)
@@ -95,7 +95,7 @@ def forward(
             shifted=zeros((B, K, R)) if plan.stats else None,
             below=zeros((B, K, len(edges), R)) if plan.stats else None,
         )
-        state = _visit_all(plan, visit, masked, visited, state)
+        state = _visit_all(visit, masked, visited, state)
         some = state.total > 0
         total = jnp.where(some, state.total, 1)
         lse = jnp.where(some, state.max_logit + jnp.log(total), 0)
@@ -149,10 +149,10 @@ def backward(
     def block(carry: tuple, x: tuple[Array, ...]) -> tuple[tuple, Array]:
         i, q_i, do_i, lse_i, delta_i, lo_i, hi_i, order, masked, visited = x
 
-        def visit(keys: int, is_masked: bool, t: Array, state: tuple) -> tuple:
+        def visit(is_masked: bool, t: Array, state: tuple) -> tuple:
             dqT, dk, dv, dparameters = state
             j = order[t]
-            start = j * plan.block_k
+            start, keys = j * plan.block_k, plan.block_k
             k_j, v_j = tiles.take(k_BKSH, start, keys, 2), tiles.take(v_BKSH, start, keys, 2)
             kT_j = tiles.take(kT_BKHS, start, keys, 3)
             s, slope = tiles.logits(plan, i, j, q_i, k_j, bias)
@@ -179,7 +179,7 @@ def backward(
             return dqT, dk, dv, dparameters
 
         dqT = jnp.zeros((*q_i.shape[:2], q_i.shape[3], q_i.shape[2]), wide)
-        dqT, *sums = _visit_all(plan, visit, masked, visited, (dqT, *carry))
+        dqT, *sums = _visit_all(visit, masked, visited, (dqT, *carry))
         return tuple(sums), dqT.astype(dtype)
 
     q_rows, do_rows = queries(q_BTNH), queries(dout_BTNH, pad="constant")
@@ -200,10 +200,10 @@ def backward(
     )
 
 
-def _visit_all(plan: Plan, visit: Callable, masked: Array, visited: Array, state: Any) -> Any:
+def _visit_all(visit: Callable, masked: Array, visited: Array, state: Any) -> Any:
     """All visits of one query block. Two loops, not a branch: under vmap a branch runs both of its sides."""
-    state = lax.fori_loop(0, masked, partial(visit, plan.block_k, True), state)
-    return lax.fori_loop(masked, visited, partial(visit, plan.block_k * plan.wide, False), state)
+    state = lax.fori_loop(0, masked, partial(visit, True), state)
+    return lax.fori_loop(masked, visited, partial(visit, False), state)
 
 
 def _online_softmax(state: _State, s: Array, vT_j: Array) -> tuple[_State, Array]:

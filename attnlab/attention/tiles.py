@@ -21,7 +21,6 @@ class Plan:
 
     Attributes:
       block_q, block_k: the tile.
-      wide: how many tiles in a row, all visible to all queries of the block, are computed as one.
       softcap: as in `attend`.
       logit_scale: a factor of q . k that was not multiplied into q.
       stats: also accumulate statistics.
@@ -29,7 +28,6 @@ class Plan:
 
     block_q: int
     block_k: int
-    wide: int
     softcap: float | None
     logit_scale: float
     stats: bool
@@ -49,7 +47,7 @@ class Schedule(NamedTuple):
     Attributes:
       order: int32 [nq, nk]; entries past `visited` mean nothing.
       masked: int32 [nq], how many of them need the mask.
-      visited: int32 [nq], how many are visited at all. A full entry stands for `wide` adjacent tiles.
+      visited: int32 [nq], how many are visited at all.
     """
 
     order: Array
@@ -86,8 +84,7 @@ def schedule(plan: Plan, lo_rows: Array, hi_rows: Array, mask: MaskArrays, kv_le
         )
     last = jnp.maximum(first, last)
     inner_first = jnp.clip(inner_first, first, last)
-    wide_tiles = jnp.maximum(inner_last - inner_first, 0) // plan.wide
-    inner_last = inner_first + wide_tiles * plan.wide
+    inner_last = jnp.maximum(inner_first, inner_last)
     left = inner_first - first
     masked = left + last - inner_last
     order = jnp.where(
@@ -96,10 +93,10 @@ def schedule(plan: Plan, lo_rows: Array, hi_rows: Array, mask: MaskArrays, kv_le
         jnp.where(
             tile < masked[:, None],
             (inner_last - left)[:, None] + tile,
-            inner_first[:, None] + (tile - masked[:, None]) * plan.wide,
+            inner_first[:, None] + tile - masked[:, None],
         ),
     )
-    return Schedule(order, masked, masked + wide_tiles)
+    return Schedule(order, masked, last - first)
 
 
 def _dense_tiles(plan: Plan, dense: Array, nq: int, nk: int) -> tuple[Array, Array]:
