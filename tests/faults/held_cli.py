@@ -79,7 +79,7 @@ def main() -> int:
     )
     made = wandb_mirror.Mirror.__init__
     wandb_mirror.Mirror.__init__ = (  # type: ignore[method-assign]
-        lambda self, workdir, mode, settings=None: made(self, workdir, mode, quick)
+        lambda self, workdir, mode, settings=None, **more: made(self, workdir, mode, quick, **more)
     )
     return cli.main()
 
