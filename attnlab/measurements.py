@@ -11,7 +11,6 @@ without it takes no part in what the file is about.
 """
 
 import json
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from typing import Any, Self
 import numpy as np
 
 from attnlab.results import Run
+from attnlab.whole_files import replacing
 
 FORMAT = 1  # of every file; raised when a key changes its meaning
 
@@ -180,12 +180,8 @@ def _read(kind: Any, path: Path) -> Any:
 
 def _write(path: Path, stored: Mapping[str, Any]) -> None:
     text = json.dumps({"format": FORMAT, **stored}, allow_nan=False) + "\n"
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
+    with replacing(path) as partial:
         partial.write_text(text, encoding="utf-8")
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def _numbers(name: str, values: Any, *, axes: int) -> np.ndarray:

@@ -10,6 +10,7 @@ from typing import Any
 
 from attnlab.judging import FAMILY_LEVEL, POWER, ArmRow, Judgement, Outcome
 from attnlab.statistics import Interval
+from attnlab.whole_files import replacing
 
 FORMAT = 2  # of verdict.json; raised when a key changes its meaning or goes away
 ARM_COLUMNS = ("arm", "mean, nats", "95 % CI", "min to max", "perplexity", "seeds")
@@ -147,12 +148,8 @@ def write_verdict(outcome: Outcome, path: str | os.PathLike[str]) -> None:
     """Writes `as_dict` as JSON; readers see the old file or the new one, never half of one."""
     path = Path(path)
     text = json.dumps(as_dict(outcome), indent=2, allow_nan=False, ensure_ascii=False) + "\n"
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
+    with replacing(path) as partial:
         partial.write_text(text, encoding="utf-8")
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def _judgement(judgement: Judgement) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from matplotlib.ticker import EngFormatter, FixedLocator, MaxNLocator
 from attnlab.judging import Judgement
 from attnlab.results import DIVERGED, Results
 from attnlab.rules import Rule, Verdict
+from attnlab.whole_files import replacing
 
 # Okabe & Ito's palette, in the order in which neighbours differ most; dashes say the same in grey.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -167,13 +168,9 @@ def save(figure: Figure, path: str | os.PathLike[str]) -> tuple[Path, Path]:
     svg = png.with_suffix(".svg")
     with mpl.rc_context(STYLE):
         for target, no_stamp in ((png, {"Software": None}), (svg, {"Date": None})):
-            partial = target.with_name(f".{target.name}.{os.getpid()}")
-            try:
+            with replacing(target) as partial:
                 figure.savefig(partial, format=target.suffix[1:], metadata=no_stamp)
-                os.replace(partial, target)
-                figure.set_layout_engine("none")  # done, and the slower half of the work
-            finally:
-                partial.unlink(missing_ok=True)
+            figure.set_layout_engine("none")  # done, and the slower half of the work
     return png, svg
 
 

@@ -50,6 +50,7 @@ ROOMS = {
         "plots",
         "measurement_plots",
         "heldout_plots",
+        "whole_files",
         "report",
     ),
     "runs": (

@@ -1,7 +1,6 @@
 """From a source to the files of a report."""
 
 import datetime
-import os
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -11,6 +10,7 @@ from attnlab.judging import Outcome
 from attnlab.report import export, figures, manifest, sections
 from attnlab.report.markup import Markup, element, join, text
 from attnlab.report.source import Facts, Source, facts
+from attnlab.whole_files import replacing
 
 
 @dataclass(frozen=True)
@@ -66,9 +66,5 @@ def _packaged(name: str) -> str:
 
 
 def _write(path: Path, page: str) -> None:
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
+    with replacing(path) as partial:
         partial.write_text(page, encoding="utf-8")
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)

@@ -3,7 +3,6 @@
 import csv
 import importlib.util
 import math
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from attnlab.results import Results, fate, flat
+from attnlab.whole_files import replacing
 
 
 def write_runs(results: Results, path: Path) -> None:
@@ -63,15 +63,13 @@ def _history_rows(results: Results) -> Iterable[Mapping[str, Any]]:
 
 
 def _write_csv(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with open(partial, "w", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file)
-            writer.writerow(columns)
-            writer.writerows([_cell(row.get(column)) for column in columns] for row in rows)
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
+    with (
+        replacing(path) as partial,
+        open(partial, "w", newline="", encoding="utf-8") as file,
+    ):
+        writer = csv.writer(file)
+        writer.writerow(columns)
+        writer.writerows([_cell(row.get(column)) for column in columns] for row in rows)
 
 
 def _cell(value: Any) -> Any:
@@ -82,10 +80,6 @@ def _write_parquet(path: Path, columns: Sequence[str], rows: Sequence[Mapping[st
     import pyarrow
     import pyarrow.parquet
 
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        data = {column: [row.get(column) for row in rows] for column in columns}
+    data = {column: [row.get(column) for row in rows] for column in columns}
+    with replacing(path) as partial:
         pyarrow.parquet.write_table(pyarrow.table(data), partial)
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)

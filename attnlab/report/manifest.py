@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from attnlab import outcomes
 from attnlab.report.figures import Drawn
 from attnlab.report.source import Facts
+from attnlab.whole_files import replacing
 
 FORMAT = 1  # raised when a key changes its meaning or goes away
 
@@ -39,12 +39,8 @@ def write(known: Facts, drawn: Sequence[Drawn], page: Path, path: Path) -> None:
         ],
     }
     text = json.dumps(stored, indent=1, sort_keys=True, allow_nan=False) + "\n"
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
+    with replacing(path) as partial:
         partial.write_text(text, encoding="utf-8")
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def summary(known: Facts) -> dict[str, Any]:
