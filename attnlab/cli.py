@@ -73,22 +73,14 @@ def _parser() -> argparse.ArgumentParser:
     reproduce.set_defaults(run=_reproduce)
 
     train = commands.add_parser("train", help="train one configuration")
-    train.add_argument(
-        "--config", required=True, metavar="FILE[:PRESET]", help="a file of configs/"
-    )
+    _add_config_flag(train)
     train.add_argument("--dry-run", action="store_true", help="print the plan and stop")
     _add_run_flags(train)
     _add_process_flags(train)
     train.set_defaults(run=_train)
 
     sweep = commands.add_parser("sweep", help="train the members of a sweep")
-    sweep.add_argument(
-        "--config", required=True, metavar="FILE[:PRESET]", help="a file of configs/"
-    )
-    sweep.add_argument(
-        "--sweep", metavar="NAME", help="sweep_NAME of the file, when it has several"
-    )
-    sweep.add_argument("--seeds", type=int, help="paired seeds per arm (the sweep's own)")
+    _add_sweep_flags(sweep)
     sweep.add_argument(
         "--shard", metavar="I/N", help="train the I-th of N shares, counted from 0, of one workdir"
     )
@@ -113,21 +105,13 @@ def _parser() -> argparse.ArgumentParser:
     dashboard.set_defaults(run=_dashboard)
 
     agents = commands.add_parser("wandb-sweep", help="a sweep as YAML for W&B's own agents")
-    agents.add_argument(
-        "--config", required=True, metavar="FILE[:PRESET]", help="a file of configs/"
-    )
-    agents.add_argument("--sweep", metavar="NAME", help="sweep_NAME of the file")
-    agents.add_argument("--seeds", type=int, help="paired seeds per arm (the sweep's own)")
+    _add_sweep_flags(agents)
     agents.add_argument("--workdir", type=Path, required=True, help="shared by all agents")
     agents.add_argument("--project", default="attnlab", help="W&B project (attnlab)")
     agents.set_defaults(run=_wandb_sweep)
 
     forecast = commands.add_parser("plan", help="what a sweep takes on a mesh of accelerators")
-    forecast.add_argument(
-        "--config", required=True, metavar="FILE[:PRESET]", help="a file of configs/"
-    )
-    forecast.add_argument("--sweep", metavar="NAME", help="sweep_NAME of the file")
-    forecast.add_argument("--seeds", type=int, help="paired seeds per arm (the sweep's own)")
+    _add_sweep_flags(forecast)
     forecast.add_argument("--mesh", required=True, metavar="member=M,data=D")
     forecast.add_argument(
         "--compile", action=argparse.BooleanOptionalAction, help="(where that is affordable)"
@@ -181,6 +165,21 @@ def _parser() -> argparse.ArgumentParser:
     mask.add_argument("--png", type=Path, metavar="FILE", help="also draw them to a file")
     mask.set_defaults(run=_mask)
     return parser
+
+
+def _add_config_flag(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--config", required=True, metavar="FILE[:PRESET]", help="a file of configs/"
+    )
+
+
+def _add_sweep_flags(parser: argparse.ArgumentParser) -> None:
+    """What says which members: a file, one of its sweeps, seeds."""
+    _add_config_flag(parser)
+    parser.add_argument(
+        "--sweep", metavar="NAME", help="sweep_NAME of the file, when it has several"
+    )
+    parser.add_argument("--seeds", type=int, help="paired seeds per arm (the sweep's own)")
 
 
 def _add_run_flags(parser: argparse.ArgumentParser) -> None:
@@ -238,16 +237,14 @@ def _add_process_flags(parser: argparse.ArgumentParser) -> None:
 
 def _reproduce(args: argparse.Namespace, _: list[str]) -> int:
     with _bad_input():
-        from attnlab import claims
-
-        claim = _experiment(claims.experiment_module(args.claim)).CLAIM
+        claim = _claim(args.claim)
         if args.preset not in claim.presets:
             raise ValueError(f"preset: got {args.preset!r}; allowed: {', '.join(claim.presets)}")
         if args.seeds is not None and args.seeds < 2:
             raise ValueError(f"seeds: a verdict needs at least 2, got {args.seeds}")
         _prepare_machine(args.devices)
-        file = _config_file(f"{CHECKOUT / 'configs' / args.claim}.py:{args.preset}")
-        plan = _plan(file.name, file.config, file.members(args.claim, args.seeds))
+        config = f"{CHECKOUT / 'configs' / args.claim}.py:{args.preset}"
+        plan = _plan_of(config, [], args.claim, args.seeds)
         session = _open_session(plan, args)
     from attnlab import sweeps
 
@@ -258,8 +255,7 @@ def _train(args: argparse.Namespace, config_flags: list[str]) -> int:
     with _bad_input():
         _prepare_machine(args.devices)
         _join_processes(args)
-        file = _config_file(args.config, config_flags)
-        plan = _plan(file.name, file.config, [{}])
+        plan = _plan(_config_file(args.config, config_flags), [{}])
     return _run(plan, args)
 
 
@@ -267,8 +263,7 @@ def _sweep(args: argparse.Namespace, config_flags: list[str]) -> int:
     with _bad_input():
         _prepare_machine(args.devices)
         _join_processes(args)
-        file = _config_file(args.config, config_flags)
-        plan = _plan(file.name, file.config, file.members(args.sweep, args.seeds))
+        plan = _plan_of(args.config, config_flags, args.sweep, args.seeds)
     return _run(plan, args)
 
 
@@ -277,8 +272,7 @@ def _launch(args: argparse.Namespace, config_flags: list[str]) -> int:
         _prepare_machine(None)
 
         def plan(config: str, flags: argparse.Namespace) -> Any:
-            file = _config_file(config, config_flags)
-            return _plan(file.name, file.config, file.members(flags.sweep, flags.seeds))
+            return _plan_of(config, config_flags, flags.sweep, flags.seeds)
 
         command = _experiment("launch.command")
         return command.run(args.where, args.flags, config_flags, plan, print)
@@ -286,30 +280,26 @@ def _launch(args: argparse.Namespace, config_flags: list[str]) -> int:
 
 def _dashboard(args: argparse.Namespace, _: list[str]) -> int:
     with _bad_input():
-        from attnlab import claims
-
         workdir = Path(args.target) if (Path(args.target) / "sweep.json").exists() else None
         name = args.target.partition(":")[0]
         if workdir is not None:
             name = report_command.claim_name(argparse.Namespace(workdir=workdir, claim=None))
         elif Path(args.target).is_dir():
             raise ValueError(f"workdir={args.target!r}: no sweep.json in it")
-        claim = None if name is None else _experiment(claims.experiment_module(name)).CLAIM
-        return _experiment("launch.dashboard").run(args, claim, workdir, print)
+        return _experiment("launch.dashboard").run(args, _claim(name), workdir, print)
 
 
 def _wandb_sweep(args: argparse.Namespace, config_flags: list[str]) -> int:
     with _bad_input():
         _prepare_machine(None)
-        file = _config_file(args.config, config_flags)
-        members = _plan(file.name, file.config, file.members(args.sweep, args.seeds)).members
+        plan = _plan_of(args.config, config_flags, args.sweep, args.seeds)
         chosen = {"--sweep": args.sweep, "--seeds": args.seeds}
         flags = [w for k, v in chosen.items() if v is not None for w in (k, str(v))]
         text = _experiment("launch.wandb_sweep").export(
-            file.name,
+            plan.name,
             args.project,
             args.config,
-            len(members),
+            len(plan.members),
             args.workdir,
             [*config_flags, *flags],
         )
@@ -325,8 +315,7 @@ def _forecast(args: argparse.Namespace, config_flags: list[str]) -> int:
         from attnlab import console, forecast
 
         words = [*config_flags, f"--config.mesh.data={data}"]
-        file = _config_file(args.config, words)
-        plan = _plan(file.name, file.config, file.members(args.sweep, args.seeds))
+        plan = _plan_of(args.config, words, args.sweep, args.seeds)
         found = [forecast.of_group(g, rows, compiles=args.compile) for g in plan.groups]
     for group in found:
         for line in forecast.lines_of(group):
@@ -382,9 +371,13 @@ def _measure(args: argparse.Namespace, _: list[str]) -> int:
 
 def _claim_of(args: argparse.Namespace) -> Any:
     """The claim that WORKDIR belongs to, or None."""
+    return _claim(report_command.claim_name(args))
+
+
+def _claim(name: str | None) -> Any:
+    """The claim of this name; None for None."""
     from attnlab import claims
 
-    name = report_command.claim_name(args)
     return None if name is None else _experiment(claims.experiment_module(name)).CLAIM
 
 
@@ -533,10 +526,10 @@ def _experiment(module: str) -> ModuleType:
     return importlib.import_module(module)
 
 
-def _config_file(spec: str, overrides: list[str] | None = None) -> Any:
+def _config_file(spec: str, overrides: list[str]) -> Any:
     from attnlab import config_files
 
-    return config_files.load(spec, overrides or [])
+    return config_files.load(spec, overrides)
 
 
 def _base_config() -> dict[str, Any]:
@@ -546,10 +539,16 @@ def _base_config() -> dict[str, Any]:
     return config_files.load(str(config_files.BASE)).config
 
 
-def _plan(name: str, config: dict[str, Any], overrides: list[dict[str, Any]]) -> Any:
+def _plan_of(spec: str, overrides: list[str], sweep: str | None, seeds: int | None) -> Any:
+    """The plan of the members that a sweep of a config file gives."""
+    file = _config_file(spec, overrides)
+    return _plan(file, file.members(sweep, seeds))
+
+
+def _plan(file: Any, members: list[dict[str, Any]]) -> Any:
     from attnlab import sweeps
 
-    return sweeps.plan(name, sweeps.expand(config, overrides), _base_config())
+    return sweeps.plan(file.name, sweeps.expand(file.config, members), _base_config())
 
 
 if __name__ == "__main__":
