@@ -8,16 +8,17 @@ network is permutation-equivariant and sees its context as a bag of tokens; the 
 
     arms.py       which members there are
     subclaims.py  F1 ... F8: what is said, its threshold, and the controls
-    measures.py   the number of each, by seed
+    measures.py   the numbers that only this claim needs, by seed; the others are in experiments/measures.py
     published.py  what others found
 
 The statement rests on F1 and F3. Parity with learned positions (F2a) is another claim, and is judged as one.
 """
 
 from attnlab.claims import Claim, Gap, Measurement, Trend
+from experiments.measures import METRIC
 from experiments.nope import published
 from experiments.nope.arms import SEEDS, arms
-from experiments.nope.measures import DOSE, METRIC
+from experiments.nope.measures import DOSE
 from experiments.nope.subclaims import CONTROLS, SUBCLAIMS
 
 # As in configs/nope.py:standard; a prefix is as many tokens as the context of the preset makes it.

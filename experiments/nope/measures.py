@@ -1,14 +1,13 @@
-"""What the sub-claims measure: one number per seed, from the runs of a sweep."""
+"""What only this claim measures: one number per seed; what others measure too is in `experiments.measures`."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 
 from attnlab import statistics
 from attnlab.measurements import LossByLength, Probes, ShuffledPrefix
 from attnlab.results import Results
-
-METRIC = "val/loss"
+from experiments.measures import METRIC, Measure, by_seed
 
 # The share of its targets' context that is prefix -> arms without and with positions. 0 is the causal mask.
 DOSE: Mapping[float, tuple[str, str]] = {
@@ -17,7 +16,6 @@ DOSE: Mapping[float, tuple[str, str]] = {
     0.5: ("prefix50-none", "prefix50-learned"),
     0.75: ("prefix75-none", "prefix75-learned"),
 }
-Measure = Callable[[Results], dict[int, float]]
 
 
 def closure(results: Results) -> dict[int, float]:
@@ -25,38 +23,7 @@ def closure(results: Results) -> dict[int, float]:
     seeds, loss = results.paired(METRIC, ("causal-none", "causal-learned"))
     bigram = results.reference("bigram")
     share_S = statistics.paired_ratio(bigram - loss["causal-none"], bigram - loss["causal-learned"])
-    return _by_seed(seeds, share_S)
-
-
-def difference(arm: str, reference: str) -> Measure:
-    """Nats by which `arm` ends above `reference`."""
-
-    def measure(results: Results) -> dict[int, float]:
-        seeds, loss = results.paired(METRIC, (arm, reference))
-        return _by_seed(seeds, loss[arm] - loss[reference])
-
-    return measure
-
-
-def difference_of_differences(first: tuple[str, str], second: tuple[str, str]) -> Measure:
-    """(a - b) - (c - d), in nats.
-
-    The losses of two objectives are not on one scale, so only differences within an objective are compared.
-    """
-
-    def measure(results: Results) -> dict[int, float]:
-        seeds, loss = results.paired(METRIC, (*first, *second))
-        gaps = [loss[arm] - loss[reference] for arm, reference in (first, second)]
-        return _by_seed(seeds, gaps[0] - gaps[1])
-
-    return measure
-
-
-def dose_slope(results: Results) -> dict[int, float]:
-    """Slope of the gap (none - learned) over the share of the prefix, nats per whole context."""
-    seeds, loss = results.paired(METRIC, [arm for pair in DOSE.values() for arm in pair])
-    gap_PS = np.stack([loss[none] - loss[learned] for none, learned in DOSE.values()])
-    return _by_seed(seeds, np.polyfit(list(DOSE), gap_PS, deg=1)[0])
+    return by_seed(seeds, share_S)
 
 
 def shuffling_cost(arm: str) -> Measure:
@@ -95,17 +62,3 @@ def stretch(arm: str, factor: float = 2.0) -> Measure:
         return values
 
     return measure
-
-
-def minus(first: Measure, second: Measure) -> Measure:
-    """The difference of two measures, over the seeds of both."""
-
-    def measure(results: Results) -> dict[int, float]:
-        a, b = first(results), second(results)
-        return {seed: a[seed] - b[seed] for seed in a if seed in b}
-
-    return measure
-
-
-def _by_seed(seeds: Sequence[int], values_S: np.ndarray) -> dict[int, float]:
-    return {seed: float(value) for seed, value in zip(seeds, values_S, strict=True)}

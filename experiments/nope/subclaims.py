@@ -4,13 +4,19 @@ Every threshold was written down before a run on the project's own corpus. One t
 stays as it is.
 """
 
-from collections.abc import Callable
-
 from attnlab.claims import Control, SubClaim, below_reference
 from attnlab.results import Results
 from attnlab.rules import above, below, equivalent, positive
+from experiments.measures import (
+    METRIC,
+    difference,
+    difference_of_differences,
+    distinct,
+    in_every_seed,
+    minus,
+    slope,
+)
 from experiments.nope import measures, published
-from experiments.nope.measures import METRIC
 
 HAVIV = published.HAVIV
 
@@ -47,24 +53,6 @@ SET_MODEL = 1e-5
 BLIND = (0.95, 1.05)
 
 
-def _in_every_seed(
-    measure: measures.Measure, low: float, high: float, what: str
-) -> Callable[[Results], tuple[bool, str]]:
-    """The check that a measured number lies between two borders in every seed."""
-
-    def check(results: Results) -> tuple[bool, str]:
-        values = list(measure(results).values())
-        if not values:
-            return False, f"{what}: not measured"
-        inside = low <= min(values) and max(values) <= high
-        return (
-            inside,
-            f"{what} from {min(values):.3g} to {max(values):.3g}, allowed {low:g} to {high:g}",
-        )
-
-    return check
-
-
 def _trained_reads_better(results: Results) -> tuple[bool, str]:
     trained = measures.probe_error("causal-none")(results)
     fresh = measures.probe_error("causal-none", "random init")(results)
@@ -97,7 +85,7 @@ CONTROLS = (
         id="one-layer-sees-a-set",
         statement="one layer without positions loses nothing when its prefix is shuffled",
         arms=("causal-none-depth1",),
-        check=_in_every_seed(
+        check=in_every_seed(
             measures.shuffling_cost("causal-none-depth1"),
             -SET_MODEL,
             SET_MODEL,
@@ -108,7 +96,7 @@ CONTROLS = (
         id="probe-of-the-encoder-is-blind",
         statement="a probe of the encoder without positions reads nothing",
         arms=("mlm-none",),
-        check=_in_every_seed(measures.probe_error("mlm-none"), *BLIND, "error over N / 4"),
+        check=in_every_seed(measures.probe_error("mlm-none"), *BLIND, "error over N / 4"),
     ),
     Control(
         id="training-adds-to-the-probe",
@@ -144,7 +132,7 @@ SUBCLAIMS = (
         rule=equivalent(PARITY),
         arms=("causal-none", "causal-learned"),
         controls=("learned-beats-bigram",),
-        measure=measures.difference("causal-none", "causal-learned"),
+        measure=difference("causal-none", "causal-learned"),
         published=published.BEHIND_LEARNED,
     ),
     SubClaim(
@@ -160,7 +148,7 @@ SUBCLAIMS = (
         rule=above(MASK_EFFECT),
         arms=("mlm-none", "mlm-learned", "causal-none", "causal-learned"),
         controls=("learned-beats-bigram", "mlm-learned-learns", "mlm-none-knows-frequencies"),
-        measure=measures.difference_of_differences(
+        measure=difference_of_differences(
             ("mlm-none", "mlm-learned"), ("causal-none", "causal-learned")
         ),
         published=published.MASK_EFFECT,
@@ -203,7 +191,7 @@ SUBCLAIMS = (
         rule=above(DEPTH_EFFECT),
         arms=("causal-none-depth1", "causal-learned-depth1", "causal-none", "causal-learned"),
         controls=("learned-beats-bigram",),
-        measure=measures.difference_of_differences(
+        measure=difference_of_differences(
             ("causal-none-depth1", "causal-learned-depth1"), ("causal-none", "causal-learned")
         ),
     ),
@@ -215,9 +203,9 @@ SUBCLAIMS = (
         metric="slope of (none - learned) over the share of the prefix",
         unit="nats per context",
         rule=positive(),
-        arms=tuple(arm for pair in measures.DOSE.values() for arm in pair),
+        arms=distinct(measures.DOSE.values()),
         controls=("learned-beats-bigram",),
-        measure=measures.dose_slope,
+        measure=slope(measures.DOSE),
     ),
     SubClaim(
         id="F8a",
@@ -229,7 +217,7 @@ SUBCLAIMS = (
         rule=positive(),
         arms=("causal-none", "causal-rope"),
         controls=("learned-beats-bigram",),
-        measure=measures.minus(measures.stretch("causal-rope"), measures.stretch("causal-none")),
+        measure=minus(measures.stretch("causal-rope"), measures.stretch("causal-none")),
     ),
     SubClaim(
         id="F8b",
@@ -241,7 +229,7 @@ SUBCLAIMS = (
         rule=positive(),
         arms=("causal-alibi", "causal-rope"),
         controls=("learned-beats-bigram",),
-        measure=measures.minus(measures.stretch("causal-rope"), measures.stretch("causal-alibi")),
+        measure=minus(measures.stretch("causal-rope"), measures.stretch("causal-alibi")),
     ),
     SubClaim(
         id="N1",
@@ -253,7 +241,7 @@ SUBCLAIMS = (
         rule=equivalent(NO_ORDER),
         arms=("shuffled-none", "shuffled-learned"),
         controls=(),
-        measure=measures.difference("shuffled-none", "shuffled-learned"),
+        measure=difference("shuffled-none", "shuffled-learned"),
     ),
     SubClaim(
         id="N2",
@@ -265,6 +253,6 @@ SUBCLAIMS = (
         rule=equivalent(NO_ORDER),
         arms=("shuffled-none", "shuffled-rope"),
         controls=(),
-        measure=measures.difference("shuffled-none", "shuffled-rope"),
+        measure=difference("shuffled-none", "shuffled-rope"),
     ),
 )
