@@ -9,8 +9,9 @@ a run exists. The answer to each sub-claim is one of four words:
     INVALID         a control failed, or a run that the answer needs diverged or has not ended
 
 The last rule is deliberate. Leaving a diverged seed out would flatter the arm that diverges, and putting a
-number in its place would invent data; so this experiment cannot answer, and says which member is why. A sweep
-judged half-way is INVALID too: the number of seeds was fixed beforehand, and looking until the interval happens
+number in its place would invent data; so this experiment cannot answer, and says which member is why. The one
+exception is a sub-claim about divergence itself, whose metric says beforehand what a diverged run counts as
+(`SubClaim.diverged_as`). A sweep judged half-way is INVALID too: the number of seeds was fixed beforehand, and looking until the interval happens
 to lie on the right side is not allowed.
 """
 
@@ -47,13 +48,20 @@ def experiment_module(name: str) -> str:
 class Control:
     """What must hold for an answer to mean anything.
 
-    `check(results)` looks at the finished runs and gives (holds, what was measured, in words).
+    `check(results)` looks at the finished runs and gives (holds, what was measured, in words). `counts_diverged`: it
+    knows what to make of diverged runs; otherwise every run of `arms` must finish.
     """
 
     id: str
     statement: str
     arms: tuple[str, ...]
     check: Callable[[Results], tuple[bool, str]]
+    counts_diverged: bool = False
+
+    @property
+    def may_diverge(self) -> tuple[str, ...]:
+        """The arms of which a diverged run is a result."""
+        return self.arms if self.counts_diverged else ()
 
 
 @dataclass(frozen=True)
@@ -76,7 +84,9 @@ class SubClaim:
 
     `measure(results)` gives one number per seed that finished in every arm of `arms`; the mean of these is what
     `rule` is about. `metric` says in words what the number is, `unit` in what ("nats"; "" for a share).
-    `controls` are ids of the claim's controls. `published` are numbers for the same metric.
+    `controls` are ids of the claim's controls. `published` are numbers for the same metric. `diverged_as`: what the
+    metric makes of a diverged run of `arms`, in words ("the loss before training"); empty where such a run leaves the
+    sub-claim without an answer.
     """
 
     id: str
@@ -90,6 +100,12 @@ class SubClaim:
     controls: tuple[str, ...]
     measure: Callable[[Results], Mapping[int, float]]
     published: tuple[Published, ...] = ()
+    diverged_as: str = ""
+
+    @property
+    def may_diverge(self) -> tuple[str, ...]:
+        """The arms of which a diverged run is a result."""
+        return self.arms if self.diverged_as else ()
 
     @property
     def threshold(self) -> str:

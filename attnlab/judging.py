@@ -158,7 +158,7 @@ def judge(claim: Claim, results: Results) -> Outcome:
 
 def _is_asked(subclaim: SubClaim, results: Results, checked: Mapping[str, ControlResult]) -> bool:
     """Whether there is, or may yet be, a number to judge."""
-    if not results.complete(subclaim.arms):
+    if not results.complete(subclaim.arms, may_diverge=subclaim.may_diverge):
         return True
     try:
         return bool(subclaim.measure(results))
@@ -176,6 +176,17 @@ def _arms_needed(subclaim: SubClaim, claim: Claim) -> dict[str, None]:
         if control.id in subclaim.controls:
             own |= dict.fromkeys(control.arms)
     return own
+
+
+def _may_diverge(subclaim: SubClaim, claim: Claim) -> set[str]:
+    """The arms whose diverged runs a sub-claim and its controls know what to make of; all others must finish."""
+    chosen = [control for control in claim.controls if control.id in subclaim.controls]
+    parts: list[SubClaim | Control] = [subclaim, *chosen]
+    return {
+        arm
+        for arm in _arms_needed(subclaim, claim)
+        if all(arm in part.may_diverge for part in parts if arm in part.arms)
+    }
 
 
 def arm_rows(metric: str, arms: Iterable[str], results: Results) -> tuple[ArmRow, ...]:
@@ -197,7 +208,8 @@ def nulls(arms: Iterable[ArmRow]) -> dict[str, Null]:
 
 
 def _check(control: Control, results: Results) -> ControlResult:
-    empty = [arm for arm in control.arms if not results.complete((arm,))]
+    allowed = control.may_diverge
+    empty = [arm for arm in control.arms if not results.complete((arm,), may_diverge=allowed)]
     if empty:
         passed, measured = False, f"no finished run of {', '.join(empty)}"
     else:
@@ -216,11 +228,13 @@ def _judge(
         )
     troubles = [f"control {c.id} failed: {c.measured}" for c in controls if not c.passed]
     failed = bool(troubles)
-    troubles += results.gaps(arms)
-    if failed or len(results.complete(arms)) < 2:
+    may_diverge = _may_diverge(subclaim, claim)
+    troubles += results.gaps(arms, may_diverge=may_diverge)
+    seeds = results.complete(arms, may_diverge=may_diverge)
+    if failed or len(seeds) < 2:
         return Judgement(subclaim, Verdict.INVALID, "; ".join(troubles), controls, {})
     values = dict(subclaim.measure(results))
-    missing = [str(seed) for seed in results.complete(arms) if seed not in values]
+    missing = [str(seed) for seed in seeds if seed not in values]
     if missing:
         troubles.append(f"not measured on seed {', '.join(missing)}")
     if len(values) < 2:
@@ -235,7 +249,7 @@ def _judge(
     return Judgement(
         subclaim=subclaim,
         verdict=verdict,
-        reason=_reason(verdict, subclaim.rule, needed),
+        reason=_reason(verdict, subclaim.rule, needed) + _counted(subclaim, results),
         controls=controls,
         values=values,
         interval=interval,
@@ -265,6 +279,15 @@ def _reason(verdict: Verdict, rule: Rule, needed: int | None) -> str:
         return straddles
     seeds = f"about {needed}" if needed <= 1000 else "more than 1000"
     return f"{straddles}; if the mean seen here is true, {seeds} seeds would settle it with {100 * POWER:g} % chance"
+
+
+def _counted(subclaim: SubClaim, results: Results) -> str:
+    """Which diverged runs are part of the number, and as what."""
+    diverged = results.diverged(subclaim.may_diverge)
+    if not diverged:
+        return ""
+    runs = "1 diverged run counts" if len(diverged) == 1 else f"{len(diverged)} diverged runs count"
+    return f"; {runs} as {subclaim.diverged_as}"
 
 
 def _arm_row(metric: str, arm: str, results: Results) -> ArmRow:

@@ -5,7 +5,7 @@ or has not ended is never dropped in silence: `Results.gaps` says which are miss
 """
 
 import difflib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -108,28 +108,34 @@ class Results:
         planned = [set(self.runs(arm)) for arm in arms]
         return tuple(sorted(set.intersection(*planned)))
 
-    def complete(self, arms: Sequence[str]) -> tuple[int, ...]:
-        """The seeds that finished in every one of the arms."""
+    def complete(
+        self, arms: Sequence[str], *, may_diverge: Collection[str] = ()
+    ) -> tuple[int, ...]:
+        """The seeds that finished in every one of the arms, or diverged in those of `may_diverge`."""
         return tuple(
             seed
             for seed in self.seeds(arms)
-            if all(fate(self.runs(arm)[seed]) == FINISHED for arm in arms)
+            if all(self._ended(arm, seed, may_diverge) for arm in arms)
         )
 
-    def gaps(self, arms: Sequence[str]) -> tuple[str, ...]:
-        """One phrase for each seed and arm without a finished run; empty when the comparison is complete."""
+    def gaps(self, arms: Sequence[str], *, may_diverge: Collection[str] = ()) -> tuple[str, ...]:
+        """One phrase for each seed and arm that `complete` misses; empty when the comparison is complete."""
         return tuple(
-            f"{arm} seed {seed} {end}"
+            f"{arm} seed {seed} {fate(self.runs(arm)[seed])}"
             for arm in arms
             for seed in self.seeds(arms)
-            if (end := fate(self.runs(arm)[seed])) != FINISHED
+            if not self._ended(arm, seed, may_diverge)
         )
 
-    def diverged(self) -> tuple[str, ...]:
-        """One phrase for each diverged run of any arm."""
+    def _ended(self, arm: str, seed: int, may_diverge: Collection[str]) -> bool:
+        status = self.runs(arm)[seed].status
+        return status == FINISHED or (status == DIVERGED and arm in may_diverge)
+
+    def diverged(self, arms: Iterable[str] | None = None) -> tuple[str, ...]:
+        """One phrase for each diverged run of these arms, or of any."""
         return tuple(
             f"{arm} seed {seed} {fate(run)}"
-            for arm in self.arms
+            for arm in (self.arms if arms is None else arms)
             for seed, run in self.runs(arm).items()
             if run.status == DIVERGED
         )
@@ -179,6 +185,45 @@ class Results:
             for seed, run in self.runs(arm).items()
             if run.status == FINISHED
         }
+
+    def initial(self, metric: str, arm: str) -> dict[int, float]:
+        """The value of a metric before the first update, by seed.
+
+        Raises:
+          ValueError: unknown arm or metric, or a run that was not validated before its first update.
+        """
+        return {seed: _at_start(run, metric) for seed, run in self.runs(arm).items()}
+
+    def capped(self, metric: str, arm: str) -> dict[int, float]:
+        """The last value by seed, but at most the value before training, which is what a diverged run counts as.
+
+        So says the definition of learning-rate sensitivity (Wortsman et al. 2023, arXiv 2309.14322, section 2). Runs
+        that have not ended have no value.
+
+        Raises:
+          ValueError: as `initial` and `final`.
+        """
+        finished, values = self.final(metric, arm), {}
+        for seed, run in self.runs(arm).items():
+            if run.status in (FINISHED, DIVERGED):
+                start = _at_start(run, metric)
+                values[seed] = min(finished.get(seed, start), start)
+        return values
+
+    def reached(self, metric: str, arm: str) -> dict[int, float]:
+        """The last finite value by seed of the runs that finished or diverged; nan where there is none.
+
+        Raises:
+          ValueError: unknown arm, or a metric that a run lacks.
+        """
+        values = {}
+        for seed, run in self.runs(arm).items():
+            if run.status in (FINISHED, DIVERGED):
+                _known(f"metric of run {run.id}", metric, run.history)
+                logged = np.asarray(run.history[metric], np.float64)
+                logged = logged[np.isfinite(logged)]
+                values[seed] = float(logged[-1]) if len(logged) else float("nan")
+        return values
 
     def paired(
         self, metric: str, arms: Sequence[str]
@@ -244,6 +289,15 @@ def _last(run: Run, metric: str) -> tuple[int, float]:
             f"{metric}: run {run.id} is {FINISHED}, with no finite value at its end ({end} tokens)"
         )
     return end, float(values[-1])
+
+
+def _at_start(run: Run, metric: str) -> float:
+    _known(f"metric of run {run.id}", metric, run.history)
+    values = np.asarray(run.history[metric], np.float64)
+    first = (np.asarray(run.history["step"]) == 0) & np.isfinite(values)
+    if not first.any():
+        raise ValueError(f"{metric}: run {run.id} has no finite value before its first update")
+    return float(values[first][0])
 
 
 def _same(what: str, seed: int, by_arm: Mapping[str, Any]) -> None:

@@ -28,12 +28,15 @@ def fake_run(
     data_seed: int | None = None,
     tokens_per_row: int = 1000,
     references: dict[str, float] | None = None,
+    initial: float | None = None,
 ) -> FakeRun:
-    """A run with a training row between every two validations, as a real history has."""
+    """A run with a training row between every two validations, as a real history has; `initial`: before training."""
     n = 2 * len(losses)
     validation = np.full(n, np.nan)
     validation[1::2] = losses
     steps = np.arange(1, n + 1)
+    if initial is not None:
+        validation, steps = np.concatenate([[initial], validation]), np.arange(n + 1)
     return FakeRun(
         id=f"{arm}-s{seed}",
         config={

@@ -9,6 +9,7 @@ from fake_runs import fake_run, runs_ending_at
 
 from attnlab import claims
 from attnlab.claims import Claim, Control, Gap, Published, SubClaim, Trend, below_reference
+from attnlab.judging import Judgement
 from attnlab.results import Results
 from attnlab.rules import Verdict, above, below, equivalent
 from attnlab.statistics import power
@@ -172,6 +173,58 @@ def test_diverged_run_of_an_arm_that_only_a_control_needs_makes_the_verdict_inva
     judgement = judge_one(above(0.5), runs, controls=("plain-learns", "other-learns"))
     assert judgement.verdict is Verdict.INVALID
     assert judgement.reason == "other seed 0 diverged after step 4"
+
+
+def highest_rate(results: Results) -> dict[int, float]:
+    """A measure in the manner of learning-rate sensitivity."""
+    plain, treated = (results.capped("val/loss", arm) for arm in ("plain", "treated"))
+    return {seed: treated[seed] - plain[seed] for seed in treated if seed in plain}
+
+
+def counting(*runs, fate: str = "diverged", control: bool = False, **kwargs) -> Judgement:
+    """A sub-claim that counts diverged runs as the loss before training, on runs of which treated s1 did not finish."""
+    claim = make_claim(above(0.5), measure=highest_rate, **kwargs)
+    (part,) = claim.subclaims
+    controls = tuple(replace(c, counts_diverged=control) for c in claim.controls)
+    part = replace(part, diverged_as="the loss before training")
+    finished = [
+        fake_run(arm, seed, [4.0, end], initial=4.2)
+        for arm, ends in FINALS.items()
+        for seed, end in enumerate(ends)
+        if (arm, seed)
+        not in {("treated", 1), *((r.config["arm"], r.config["seed"]["init"]) for r in runs)}
+    ]
+    failed = fake_run("treated", 1, [4.0, 9.0], status=fate, initial=4.2)
+    results = Results([*finished, failed, *runs])
+    claim = replace(claim, subclaims=(part,), controls=controls)
+    return claim.judge(results).judgements[0]
+
+
+def test_subclaim_that_says_what_a_diverged_run_counts_as_is_answered_and_says_so():
+    judged = counting()
+    assert judged.values == pytest.approx({0: 0.7, 1: 4.2 - 2.0, 2: 0.75})
+    assert judged.verdict is Verdict.INCONCLUSIVE
+    assert judged.reason.endswith("; 1 diverged run counts as the loss before training")
+
+
+def test_run_that_has_not_ended_is_no_result_even_where_diverged_ones_are():
+    judged = counting(fate="interrupted")
+    assert judged.verdict is Verdict.INVALID
+    assert judged.reason == "treated seed 1 is interrupted after step 4"
+    assert set(judged.values) == {0, 2}
+
+
+def test_diverged_run_of_a_control_counts_only_where_the_control_says_so():
+    diverged = fake_run("plain", 0, [4.0, 3.0], status="diverged", initial=4.2)
+    judged = counting(diverged)
+    assert (judged.verdict, judged.reason) == (
+        Verdict.INVALID,
+        "plain seed 0 diverged after step 4",
+    )
+    judged = counting(diverged, control=True)
+    assert judged.verdict is not Verdict.INVALID
+    assert judged.values[0] == pytest.approx(2.6 - 4.2)
+    assert "2 diverged runs count as" in judged.reason
 
 
 def test_no_finished_run_at_all_is_invalid_rather_than_an_error():

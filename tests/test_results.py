@@ -152,3 +152,30 @@ def test_configuration_of_an_arm_is_flat():
         "seed.init": 3,
         "seed.data": 3,
     }
+
+
+def test_loss_is_capped_by_the_loss_before_training_which_is_what_a_diverged_run_counts_as():
+    results = Results(
+        [
+            fake_run("a", 0, [3.0, 2.0], initial=4.2),
+            fake_run("a", 1, [3.0, 9.0], initial=4.3),
+            fake_run("a", 2, [3.0, 2.5], initial=4.4, status="diverged"),
+            fake_run("a", 3, [3.0, 2.5], initial=4.4, status="interrupted"),
+        ]
+    )
+    assert results.capped("val/loss", "a") == {0: 2.0, 1: 4.3, 2: 4.4}
+    assert results.initial("val/loss", "a") == {0: 4.2, 1: 4.3, 2: 4.4, 3: 4.4}
+    assert results.reached("val/loss", "a") == {0: 2.0, 1: 9.0, 2: 2.5}
+
+
+def test_run_that_was_not_validated_before_training_has_no_loss_to_fall_back_on():
+    with pytest.raises(ValueError, match="run a-s0 has no finite value before its first update"):
+        Results([fake_run("a", 0, [3.0])]).capped("val/loss", "a")
+
+
+def test_diverged_runs_are_complete_only_where_they_may_be():
+    results = two_arms(status="diverged")
+    assert results.complete(("a", "b"), may_diverge=("b",)) == (0, 1)
+    assert results.complete(("a", "b"), may_diverge=("a",)) == (0,)
+    assert results.gaps(("a", "b"), may_diverge=("b",)) == ()
+    assert results.diverged(("a",)) == ()

@@ -223,9 +223,19 @@ def _unfinished(facts: Facts) -> Markup:
     return table(
         columns,
         rows,
-        caption="None of these is part of a mean or an interval, and none is left out of the count.",
+        caption=f"None of these is part of the mean of its arm, and none is left out of the count.{_counting(facts)}",
         words=("status", "what became of it"),
     )
+
+
+def _counting(facts: Facts) -> str:
+    """Which sub-claims make a number of a diverged run, and which."""
+    claim = facts.source.claim
+    ways: dict[str, list[str]] = {}
+    for part in claim.subclaims if claim else ():
+        if part.diverged_as:
+            ways.setdefault(part.diverged_as, []).append(part.id)
+    return "".join(f" {', '.join(ids)} count a diverged run as {way}." for way, ids in ways.items())
 
 
 def _last(values: Any) -> str:
