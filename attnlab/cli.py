@@ -66,7 +66,10 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     reproduce = commands.add_parser("reproduce", help="run a claim and judge it")
-    reproduce.add_argument("claim", help="see `attnlab claims`")
+    reproduce.add_argument("claim", nargs="?", help="see `attnlab claims`")
+    reproduce.add_argument(
+        "--all", action="store_true", help="every claim that has the preset, each in WORKDIR/NAME"
+    )
     reproduce.add_argument("--preset", default="quick", help="size of the experiment (quick)")
     reproduce.add_argument("--seeds", type=int, help="paired seeds per arm (the claim's own)")
     _add_run_flags(reproduce)
@@ -142,7 +145,12 @@ def _parser() -> argparse.ArgumentParser:
     evaluate.add_arguments(evaluation)
     evaluation.set_defaults(run=_on_member(evaluate.run))
 
-    claims = commands.add_parser("claims", help="list the claims")
+    claims = commands.add_parser(
+        "claims", help="list the claims, what they cost, and their verdicts here"
+    )
+    claims.add_argument(
+        "--runs", type=Path, default=Path("runs"), metavar="DIR", help="where verdicts lie (runs)"
+    )
     claims.set_defaults(run=_claims)
 
     check = commands.add_parser("check", help="prove the exact claims on this machine")
@@ -237,18 +245,39 @@ def _add_process_flags(parser: argparse.ArgumentParser) -> None:
 
 def _reproduce(args: argparse.Namespace, _: list[str]) -> int:
     with _bad_input():
-        claim = _claim(args.claim)
-        if args.preset not in claim.presets:
-            raise ValueError(f"preset: got {args.preset!r}; allowed: {', '.join(claim.presets)}")
+        if args.all == (args.claim is not None):
+            raise ValueError("reproduce: name one claim, or give --all and no name")
         if args.seeds is not None and args.seeds < 2:
             raise ValueError(f"seeds: a verdict needs at least 2, got {args.seeds}")
+        chosen = _every_claim() if args.all else {args.claim: _claim(args.claim)}
+        presets = list(dict.fromkeys(p for claim in chosen.values() for p in claim.presets))
+        if args.preset not in presets:
+            raise ValueError(f"preset: got {args.preset!r}; allowed: {', '.join(presets)}")
+        _refuse_resume_of_nothing(args)
         _prepare_machine(args.devices)
-        config = f"{CHECKOUT / 'configs' / args.claim}.py:{args.preset}"
-        plan = _plan_of(config, [], args.claim, args.seeds)
-        session = _open_session(plan, args)
+    if args.all:
+        from attnlab import all_claims, sweeps
+
+        root = args.workdir or sweeps.default_workdir(f"claims-{args.preset}")
+        return all_claims.reproduce(chosen, args.preset, root, _one_of_all(args))
+    with _bad_input():
+        run = _claim_run(args.claim, args, args.workdir)
+    return run()
+
+
+def _one_of_all(args: argparse.Namespace) -> Callable[[str, Path], int]:
+    return lambda name, workdir: _claim_run(name, args, workdir)()
+
+
+def _claim_run(name: str, args: argparse.Namespace, workdir: Path | None) -> Callable[[], int]:
+    """What runs a claim, once nothing is left to refuse."""
     from attnlab import sweeps
 
-    return sweeps.reproduce(claim, session, claim.measured_in(args.preset), _base_config())
+    claim = _claim(name)
+    plan = _plan_of(f"{CHECKOUT / 'configs' / name}.py:{args.preset}", [], name, args.seeds)
+    session = _open_session(plan, args, workdir)
+    measured = claim.measured_in(args.preset)
+    return lambda: sweeps.reproduce(claim, session, measured, _base_config())
 
 
 def _train(args: argparse.Namespace, config_flags: list[str]) -> int:
@@ -345,7 +374,7 @@ def _run(plan: Any, args: argparse.Namespace) -> int:
         with _bad_input():
             return sweeps.dry_run(plan, _shard(args))
     with _bad_input():
-        session = _open_session(plan, args)
+        session = _open_session(plan, args, args.workdir)
     return sweeps.run(session)
 
 
@@ -391,13 +420,17 @@ def _sync(args: argparse.Namespace, _: list[str]) -> int:
     return 1 if report.missing or report.report is False else 0
 
 
-def _open_session(plan: Any, args: argparse.Namespace) -> Any:
-    from attnlab import sweeps
-
+def _refuse_resume_of_nothing(args: argparse.Namespace) -> None:
     if args.resume and args.workdir is None:
         raise ValueError("--resume: needs --workdir, the directory to finish")
+
+
+def _open_session(plan: Any, args: argparse.Namespace, workdir: Path | None) -> Any:
+    from attnlab import sweeps
+
+    _refuse_resume_of_nothing(args)
     settings = sweeps.Settings(
-        workdir=args.workdir or sweeps.default_workdir(plan.name),
+        workdir=workdir or sweeps.default_workdir(plan.name),
         wandb=args.wandb,
         resume=args.resume,
         checkpoint_steps=args.checkpoint_steps,
@@ -422,11 +455,18 @@ def _shard(args: argparse.Namespace) -> Any:
 
 
 def _claims(args: argparse.Namespace, _: list[str]) -> int:
-    from attnlab import claims, console
+    with _bad_input():
+        _prepare_machine(None)
+        from attnlab import all_claims
 
-    listed = [_experiment(module).CLAIM for module in claims.EXPERIMENTS.values()]
-    console.print_claims(listed)
+        all_claims.list_them(_every_claim(), args.runs)
     return 0
+
+
+def _every_claim() -> dict[str, Any]:
+    from attnlab.claims import EXPERIMENTS
+
+    return {name: _claim(name) for name in EXPERIMENTS}
 
 
 def _on_member(run: Callable[..., int]) -> Callable[..., int]:

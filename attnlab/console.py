@@ -12,7 +12,6 @@ from rich.progress import Progress as Bars
 from rich.table import Table
 
 from attnlab import costs, fitting, outcomes
-from attnlab.claims import Claim
 from attnlab.judging import Outcome
 from attnlab.plan import Group
 from attnlab.population import GroupReport, Progress
@@ -153,15 +152,6 @@ def print_paths(paths: Mapping[str, Path]) -> None:
     """Where things lie."""
     for label, path in paths.items():
         say(f"{label}: {path}")
-
-
-def print_claims(claims: Sequence[Claim]) -> None:
-    """Name, sentence, source and presets of each claim."""
-    for claim in claims:
-        say(f"{claim.name}: {claim.statement}")
-        say(f"    source: {claim.source}")
-        for preset, text in claim.presets.items():
-            say(f"    attnlab reproduce {claim.name} --preset {preset}: {text}")
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

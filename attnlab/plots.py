@@ -136,8 +136,10 @@ def mask_gallery(masks: Mapping[str, np.ndarray], *, columns: int = 4) -> Figure
     return figure
 
 
-def forest(judgements: Sequence[Judgement]) -> Figure:
+def forest(judgements: Sequence[Judgement], *, names: Sequence[str] | None = None) -> Figure:
     """One row per sub-claim on its own scale: seeds, confidence interval, claimed region, verdict in words.
+
+    `names`: the claim that each belongs to, where there are several.
 
     Raises:
       ValueError: no judgement.
@@ -148,8 +150,9 @@ def forest(judgements: Sequence[Judgement]) -> Figure:
         height = 1.35 * len(judgements) + 0.5
         figure = Figure(figsize=(7.0, height), layout=ConstrainedLayoutEngine(h_pad=0.12))
         axes = figure.subplots(len(judgements), 1, squeeze=False)[:, 0]
-        for axis, judgement in zip(axes, judgements, strict=True):
-            _draw_judgement(axis, judgement)
+        labels = [f"{name} " for name in names] if names else [""] * len(judgements)
+        for axis, judgement, label in zip(axes, judgements, labels, strict=True):
+            _draw_judgement(axis, judgement, label)
         figure.supxlabel("shaded: claimed region; bar: 95 % CI of the mean; ring: one seed", size=8)
     return figure
 
@@ -285,13 +288,13 @@ def _draw_mask(axis: Axes, title: str, allowed_TS: np.ndarray) -> None:
     axis.spines[:].set_visible(False)
 
 
-def _draw_judgement(axis: Axes, judgement: Judgement) -> None:
+def _draw_judgement(axis: Axes, judgement: Judgement, label: str) -> None:
     subclaim, interval = judgement.subclaim, judgement.interval
     colour = VERDICT_COLOURS[judgement.verdict]
     number = (
         f": {interval.mean:.3f} ({interval.low:.3f} to {interval.high:.3f})" if interval else ""
     )
-    axis.set_title(f"{subclaim.id}  {subclaim.title}{number}", loc="left", size=9)
+    axis.set_title(f"{label}{subclaim.id}  {subclaim.title}{number}", loc="left", size=9)
     axis.set_title(judgement.verdict, loc="right", color=colour, weight="bold", size=9)
     why = textwrap.wrap(judgement.reason, 110) if judgement.verdict is Verdict.INVALID else []
     why = why if len(why) <= 3 else [*why[:2], f"{why[2]} ..."]

@@ -66,6 +66,7 @@ ROOMS = {
         "tracking",
     ),
     "entry": (
+        "all_claims",
         "cli",
         "__main__",
         "config_files",

@@ -38,7 +38,7 @@ def build(source: Source, out: Path) -> Report:
     history = export.write_history(known.results, out)
     drawn = figures.draw(known, out / "figures")
     page = out / "report.html"
-    _write(page, _page(known, drawn, history.name))
+    write(page, _page(known, drawn, history.name))
     manifest.write(known, drawn, page, out / "report.json")  # last: it says that all is there
     pngs = tuple(item.png for item in drawn if item.png is not None)
     return Report(page, runs, history, pngs, known.outcome)
@@ -50,10 +50,10 @@ def _page(known: Facts, drawn: list[figures.Drawn], history: str) -> str:
     refresh = known.source.refresh
     now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
     files = [element("a", name, href=name) for name in ("runs.csv", history)]
-    return Template(_packaged("page.html")).substitute(
+    return Template(packaged("page.html")).substitute(
         title=text(f"{known.source.name}: attnlab report"),
         refresh=Markup(f'<meta http-equiv="refresh" content="{refresh}">') if refresh else "",
-        style=_packaged("page.css"),
+        style=packaged("page.css"),
         head=sections.header(known),
         nav=join(links, Markup("\n")),
         body=join((section.html() for section in shown), Markup("\n")),
@@ -61,10 +61,12 @@ def _page(known: Facts, drawn: list[figures.Drawn], history: str) -> str:
     )
 
 
-def _packaged(name: str) -> str:
+def packaged(name: str) -> str:
+    """The text of a file that lies beside this one."""
     return resources.files("attnlab.report").joinpath(name).read_text(encoding="utf-8")
 
 
-def _write(path: Path, page: str) -> None:
+def write(path: Path, page: str) -> None:
+    """Writes a page whole or not at all."""
     with replacing(path) as partial:
         partial.write_text(page, encoding="utf-8")

@@ -63,6 +63,11 @@ _NOT_INHERITED = frozenset(
 )
 
 
+# Seconds for the last rows of a run where somebody asked for nothing else. A client that was refused (429, 500) waits
+# twice as long before each further try, up to a minute.
+SYNC_PATIENCE = 300.0
+
+
 @dataclass(frozen=True)
 class MirrorSettings:
     """How the mirror works; none of it changes what is mirrored.
@@ -174,7 +179,9 @@ def sync(
         )
     if credentials(os.environ) is None:
         raise ValueError("wandb: no key found; must be logged in (`wandb login`) to sync")
-    settings = settings or MirrorSettings(project=read_state(root).get("project"))
+    settings = settings or MirrorSettings(
+        project=read_state(root).get("project"), finish_timeout=SYNC_PATIENCE
+    )
     return Mirror(root, "online", settings).close(timeout=timeout)
 
 
