@@ -14,7 +14,7 @@ import numpy as np
 import optax
 from jax import Array
 
-from attnlab import model
+from attnlab import masks, model
 from attnlab.knobs import Architecture, ModelKnobs
 from attnlab.masks import Mask
 
@@ -115,6 +115,34 @@ def _last_losses(
     window: Array,
 ) -> Array:
     return last_losses(arch, params, knobs, mask, window, last=last)
+
+
+def losses_without_future(
+    arch: Architecture,
+    params: model.Params,
+    knobs: ModelKnobs,
+    mask: Mask,
+    inputs_KT: Array | np.ndarray,
+    targets_KT: Array | np.ndarray,
+) -> Array:
+    """Loss of each target with the context cut off behind its own input, nats, float32 [K, T].
+
+    The mask lets nobody read a token behind that place, so no layer can bring one in: the loss at place t is that of the
+    same weights on the first t + 1 tokens alone. Where a mask hides the future it is the ordinary loss; where it does
+    not, this is what the model would do in use, where there is no future to read.
+    """
+    inputs_KT, targets_KT = jnp.asarray(inputs_KT), jnp.asarray(targets_KT)
+    T = inputs_KT.shape[1]
+
+    def at(place: Array) -> Array:
+        known = mask & masks.key_padding(T, lengths=place + 1)
+        logits_KTV, _ = model.apply(arch, params, inputs_KT, known, knobs)
+        return optax.softmax_cross_entropy_with_integer_labels(
+            jax.lax.dynamic_index_in_dim(logits_KTV, place, axis=1, keepdims=False),
+            jax.lax.dynamic_index_in_dim(targets_KT, place, axis=1, keepdims=False),
+        )
+
+    return jax.lax.map(at, jnp.arange(T)).T
 
 
 def receptive_field(

@@ -6,6 +6,8 @@
     runs/RUN_ID/shuffled_prefix.json  `ShuffledPrefix`
     runs/RUN_ID/loss_by_length.json   `LossByLength`
 
+More kinds are in `attnlab.context_measurements`.
+
 The program that measures writes these files; claims and the report read them. Each file is optional, and a run
 without it takes no part in what the file is about.
 """
@@ -79,18 +81,18 @@ class Probes:
     def __post_init__(self) -> None:
         if self.positions < 2:
             raise ValueError(f"positions: must be at least 2, got {self.positions}")
-        curves = {k: _numbers(f"curves[{k!r}]", v, axes=2) for k, v in self.curves.items()}
+        curves = {k: numbers(f"curves[{k!r}]", v, axes=2) for k, v in self.curves.items()}
         object.__setattr__(self, "curves", curves)
 
     @classmethod
     def read(cls, run: Run) -> Self | None:
         """What lies in the run's directory; None without the file, ValueError where it cannot be understood."""
-        return _read(cls, run.path / cls.FILE)
+        return read_file(cls, run.path / cls.FILE)
 
     def write(self, directory: Path) -> None:
         """Writes the file into a run's directory."""
         curves = {label: mad_PL.tolist() for label, mad_PL in self.curves.items()}
-        _write(directory / self.FILE, {"positions": self.positions, "curves": curves})
+        write_file(directory / self.FILE, {"positions": self.positions, "curves": curves})
 
 
 @dataclass(frozen=True)
@@ -110,7 +112,7 @@ class ShuffledPrefix:
 
     def __post_init__(self) -> None:
         for name in ("intact", "shuffled"):
-            object.__setattr__(self, name, _numbers(name, getattr(self, name), axes=1))
+            object.__setattr__(self, name, numbers(name, getattr(self, name), axes=1))
         if len(self.intact) != len(self.shuffled):
             raise ValueError(
                 f"intact, shuffled: need one of each per sequence, got {len(self.intact)} and {len(self.shuffled)}"
@@ -119,12 +121,12 @@ class ShuffledPrefix:
     @classmethod
     def read(cls, run: Run) -> Self | None:
         """What lies in the run's directory; None without the file, ValueError where it cannot be understood."""
-        return _read(cls, run.path / cls.FILE)
+        return read_file(cls, run.path / cls.FILE)
 
     def write(self, directory: Path) -> None:
         """Writes the file into a run's directory."""
         columns = {"intact": self.intact.tolist(), "shuffled": self.shuffled.tolist()}
-        _write(directory / self.FILE, columns)
+        write_file(directory / self.FILE, columns)
 
 
 @dataclass(frozen=True)
@@ -145,7 +147,7 @@ class LossByLength:
 
     def __post_init__(self) -> None:
         for name in ("lengths", "loss"):
-            object.__setattr__(self, name, _numbers(name, getattr(self, name), axes=1))
+            object.__setattr__(self, name, numbers(name, getattr(self, name), axes=1))
         if len(self.lengths) != len(self.loss) or np.any(np.diff(self.lengths) <= 0):
             raise ValueError(
                 f"lengths: need one per loss, ascending, got {self.lengths.tolist()} for {len(self.loss)} losses"
@@ -154,16 +156,21 @@ class LossByLength:
     @classmethod
     def read(cls, run: Run) -> Self | None:
         """What lies in the run's directory; None without the file, ValueError where it cannot be understood."""
-        return _read(cls, run.path / cls.FILE)
+        return read_file(cls, run.path / cls.FILE)
 
     def write(self, directory: Path) -> None:
         """Writes the file into a run's directory."""
         lengths = [int(length) for length in self.lengths]
         stored = {"trained": self.trained, "lengths": lengths, "loss": self.loss.tolist()}
-        _write(directory / self.FILE, stored)
+        write_file(directory / self.FILE, stored)
 
 
-def _read(kind: Any, path: Path) -> Any:
+def read_file(kind: Any, path: Path) -> Any:
+    """A measurement of a kind from its file; None without the file.
+
+    Raises:
+      ValueError: naming the file, where it is not what `kind` was written as.
+    """
     try:
         stored = json.loads(path.read_bytes())
     except FileNotFoundError:
@@ -178,13 +185,19 @@ def _read(kind: Any, path: Path) -> Any:
         raise ValueError(f"{path}: {error}") from error
 
 
-def _write(path: Path, stored: Mapping[str, Any]) -> None:
+def write_file(path: Path, stored: Mapping[str, Any]) -> None:
+    """Writes a measurement, whole or not at all."""
     text = json.dumps({"format": FORMAT, **stored}, allow_nan=False) + "\n"
     with replacing(path) as partial:
         partial.write_text(text, encoding="utf-8")
 
 
-def _numbers(name: str, values: Any, *, axes: int) -> np.ndarray:
+def numbers(name: str, values: Any, *, axes: int) -> np.ndarray:
+    """`values` as float64.
+
+    Raises:
+      ValueError: another number of axes, nothing, or a number that is negative or not finite.
+    """
     array = np.asarray(values, np.float64)
     if array.ndim != axes or array.size == 0 or not np.all(np.isfinite(array)):
         raise ValueError(

@@ -4,6 +4,7 @@ Every arm of one corpus and context is measured on the same sequences of the val
 between arms are paired. A member that has its file is not measured again.
 """
 
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,9 +12,14 @@ from typing import Any
 
 import jax
 import numpy as np
+import optax
 
-from attnlab import context_use, mask_text, model, probes
+from attnlab import context_use, mask_text, model, objectives, probes, training, windowed_sampling
 from attnlab.claims import Measurement
+from attnlab.context_measurements import Samples, TruncatedContext
+from attnlab.data.corpus import Corpus
+from attnlab.data.ngrams import NGramModel
+from attnlab.data.sampling import Windows
 from attnlab.data.vocabulary import Tokens
 from attnlab.measurements import LossByLength, Probes, ShuffledPrefix
 from attnlab.members import Trained, load_all
@@ -27,6 +33,7 @@ LAST = 64  # targets that every length predicts, at most half of the context
 PROBE = probes.Settings(steps=500)
 PROBE_SEEDS = 3
 PROBE_TRAIN, PROBE_TEST = 1024, 256  # sequences, of the training and of the validation split
+TEXTS, SAMPLED = 64, 300  # texts of a member, and tokens of each
 
 
 @dataclass(frozen=True)
@@ -34,7 +41,7 @@ class Kind:
     """A measurement: the file it leaves in a run's directory, and how it is made."""
 
     file: str
-    measure: Callable[[Trained], ShuffledPrefix | LossByLength | Probes]
+    measure: Callable[[Trained], Any]
 
 
 def measure(
@@ -120,15 +127,61 @@ def position_probes(trained: Trained) -> Probes:
     return Probes(positions=N, curves=curves)
 
 
+def truncated_context(trained: Trained) -> TruncatedContext:
+    """Loss by position as it is trained, and with nothing behind the position to be read."""
+    if float(trained.knobs.objective.mask_rate) > 0:
+        raise ValueError(
+            f"{trained.name}: masked_lm asks for hidden tokens from both sides; allowed: next_token, prefix_lm"
+        )
+    length = objectives.window_length(trained.architecture.context)
+    windows = Windows(_sequences(trained, length, bos=False))
+    key = jax.random.key(SEED, impl="threefry2x32")
+    batch = training.batch_of(trained.task, trained.knobs, windows, key)
+    logits, _ = _logits(trained.task, trained.params, trained.knobs, batch)
+    truncated = _without_future(
+        trained.architecture, trained.params, trained.knobs.model, trained.knobs.mask,
+        batch.inputs, batch.targets,
+    )  # fmt: skip
+    whole = optax.softmax_cross_entropy_with_integer_labels(logits, batch.targets)
+    return TruncatedContext(*(np.asarray(x, np.float64).mean(axis=0) for x in (whole, truncated)))
+
+
+def samples(trained: Trained) -> Samples:
+    """Texts of the member, scored by 5-grams of the training text."""
+    T, corpus = trained.architecture.context, trained.corpus
+    real = probes.consecutive_tokens(corpus.validation, TEXTS, 1 + SAMPLED, SEED)
+    drawn = windowed_sampling.texts(
+        trained.task, trained.params, trained.knobs, real[:, 0], SAMPLED, SEED
+    )
+    scores, of_real = (_five_grams(corpus).losses(x)[:, 1:] for x in (drawn, real))
+    filled = T - int(bool(trained.knobs.objective.bos))  # tokens that a window has room for
+    return Samples(
+        text=trained.vocabulary.decode(drawn[0]),
+        score=float(scores.mean()),
+        filling=float(scores[:, : filled - 1].mean()),
+        full=float(scores[:, filled - 1 :].mean()),
+        real=float(of_real.mean()),
+    )
+
+
 KINDS: Mapping[str, Kind] = {
     "shuffled_prefix": Kind(ShuffledPrefix.FILE, shuffled_prefix),
     "loss_by_length": Kind(LossByLength.FILE, loss_by_length),
     "probes": Kind(Probes.FILE, position_probes),
+    "truncated_context": Kind(TruncatedContext.FILE, truncated_context),
+    "samples": Kind(Samples.FILE, samples),
 }
 
 
 _last_losses = jax.jit(context_use.last_losses, static_argnums=0)
 _init = jax.jit(model.init, static_argnums=0)
+_logits = jax.jit(training.logits_of, static_argnums=0)
+_without_future = jax.jit(context_use.losses_without_future, static_argnums=0)
+
+
+@functools.lru_cache(maxsize=1)
+def _five_grams(corpus: Corpus) -> NGramModel:
+    return NGramModel.fit(corpus.train, corpus.vocabulary.size)
 
 
 def _kind(name: str) -> Kind:

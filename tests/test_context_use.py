@@ -182,3 +182,22 @@ def test_influence_is_the_gradient_of_the_last_loss():
         )
     )(params["embedding"])
     np.testing.assert_allclose(field_T, np.linalg.norm(gradient, axis=1)[:T][::-1], rtol=1e-4)
+
+
+# Without the future
+
+
+@pytest.mark.parametrize("mask", ["causal", "full", "causal(offset=1)", "sliding_window(3)"])
+def test_without_the_future_the_loss_is_that_of_the_shorter_text(mask):
+    arch, made, params = network(2, "learned")
+    inputs, targets = SEQUENCES_KW[:, :-1], SEQUENCES_KW[:, 1:]
+    loss_KT = jax.jit(context_use.losses_without_future, static_argnums=0)(
+        arch, params, made, mask_text.parse(mask, T), inputs, targets
+    )
+    for length in (1, 3, T):
+        shorter = mask_text.parse(mask, length)
+        alone = last_losses(arch, params, made, shorter, SEQUENCES_KW[:, : length + 1])
+        np.testing.assert_allclose(loss_KT[:, length - 1], alone[:, 0], rtol=1e-5, atol=1e-5)
+    whole = last_losses(arch, params, made, mask_text.parse(mask, T), SEQUENCES_KW, last=T)
+    gap = np.abs(np.asarray(whole) - np.asarray(loss_KT)).max()
+    assert gap < 1e-5 if mask in ("causal", "sliding_window(3)") else gap > 1e-3

@@ -7,6 +7,7 @@ import pytest
 from fake_runs import fake_run
 
 from attnlab import measurements
+from attnlab.context_measurements import Samples, TruncatedContext
 from attnlab.measurements import LossByLength, Probes, ShuffledPrefix
 from attnlab.results import Results
 
@@ -14,6 +15,8 @@ STORED = {
     "probes": Probes(32, {"trained": [[8.0, 4.0, 3.0], [8.0, 4.5, 3.5]], "bag of prefix": [[7.0]]}),
     "shuffled": ShuffledPrefix([2.0, 1.5], [3.0, 3.5]),
     "length": LossByLength(32, [32, 48, 64], [1.9, 2.0, 2.6]),
+    "truncated": TruncatedContext([1.2, 0.4], [1.2, 2.9]),
+    "samples": Samples("thou", score=2.5, filling=3.0, full=2.4, real=1.9),
 }
 
 
@@ -50,6 +53,11 @@ def test_what_is_written_is_read_back(name, run, tmp_path):
         (lambda: ShuffledPrefix([], []), "intact"),
         (lambda: LossByLength(8, [8, 8], [1.0, 1.0]), "ascending"),
         (lambda: LossByLength(8, [8, 16], [1.0]), "one per loss"),
+        (lambda: TruncatedContext([1.0], [1.0, 2.0]), "got 1 and 2"),
+        (
+            lambda: Samples("", score=np.nan, filling=1.0, full=1.0, real=1.0),
+            "score: must be finite",
+        ),
     ],
 )
 def test_what_makes_no_sense_is_refused(make, message):

@@ -3,11 +3,13 @@
 import shutil
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import tiny
 
 from attnlab import measuring, probes
 from attnlab.claims import Measurement
+from attnlab.context_measurements import Samples, TruncatedContext
 from attnlab.measurements import LossByLength, Probes, ShuffledPrefix
 from attnlab.tracking import read_runs
 
@@ -28,10 +30,14 @@ def measured(trained_workdir, tmp_path_factory):
         patch.setattr(measuring, "PROBE_SEEDS", 2)
         patch.setattr(measuring, "PROBE_TRAIN", 16)
         patch.setattr(measuring, "PROBE_TEST", 8)
+        patch.setattr(measuring, "TEXTS", 3)
+        patch.setattr(measuring, "SAMPLED", 10)
         wanted = (
             Measurement("shuffled_prefix", ("learned",)),
             Measurement("loss_by_length", ("learned", "window")),
             Measurement("probes", ("window",)),
+            Measurement("truncated_context", ("learned",)),
+            Measurement("samples", ("window",)),
         )
         said = []
         assert measuring.measure(work, finished(work), wanted, tiny.BASE, say=said.append)
@@ -48,7 +54,8 @@ def test_each_arm_is_measured_as_asked_and_no_other(measured):
     assert set(by_arm(work, ShuffledPrefix)) == {"learned"}
     assert set(by_arm(work, LossByLength)) == {"learned", "window"}
     assert set(by_arm(work, Probes)) == {"window"}
-    assert len(said) == 4
+    assert set(by_arm(work, Samples)) == {"window"}
+    assert len(said) == 6
 
 
 def test_lengths_go_beyond_training_where_no_table_ends(measured):
@@ -95,3 +102,23 @@ def test_shuffling_changes_the_loss_of_a_member_that_uses_order(measured):
     found = by_arm(measured[0], ShuffledPrefix)["learned"]
     assert len(found.intact) == 16
     assert (found.intact != found.shuffled).all()
+
+
+def test_a_causal_member_loses_nothing_with_the_future_cut_off(measured):
+    found = by_arm(measured[0], TruncatedContext)["learned"]
+    np.testing.assert_allclose(found.whole, found.truncated, rtol=1e-5)
+
+
+def test_the_future_of_masked_tokens_cannot_be_cut_off(trained_workdir):
+    wanted = [Measurement("truncated_context", ("encoder",))]
+    with pytest.raises(ValueError, match="masked_lm asks for hidden tokens from both sides"):
+        measuring.measure(trained_workdir, finished(trained_workdir), wanted, tiny.BASE, say=print)
+
+
+def test_samples_are_scored_beside_real_text(measured):
+    found = by_arm(measured[0], Samples)["window"]
+    # Random weights write noise; the text is made by a rule that 5-grams know.
+    assert found.score > found.real + 0.5
+    # Of 10 tokens the window of 8 is filling for 6 draws: [BOS] stands before them.
+    assert found.score == pytest.approx((6 * found.filling + 4 * found.full) / 10)
+    assert len(found.text) == 11

@@ -1,0 +1,93 @@
+"""What is measured of the context that a trained member reads: the future, its own text, how far, and by position.
+
+    runs/RUN_ID/truncated_context.json  `TruncatedContext`
+    runs/RUN_ID/samples.json            `Samples`
+
+As in `attnlab.measurements`: the program that measures writes these files, claims and the report read them.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+
+from attnlab.measurements import numbers, read_file, write_file
+from attnlab.results import Run
+
+
+@dataclass(frozen=True)
+class TruncatedContext:
+    """Loss at each position of whole windows, and with the context cut off behind the position's input.
+
+    The means over the same sequences and the same weights, nats, float64 [T] each: they differ by what the model reads
+    of the future.
+
+    File: {"format": 1, "whole": [1.2, ...], "truncated": [2.9, ...]}
+
+    Raises:
+      ValueError: lengths differ, no position, or a number that is negative or not finite.
+    """
+
+    FILE = "truncated_context.json"
+
+    whole: np.ndarray
+    truncated: np.ndarray
+
+    def __post_init__(self) -> None:
+        for name in ("whole", "truncated"):
+            object.__setattr__(self, name, numbers(name, getattr(self, name), axes=1))
+        if len(self.whole) != len(self.truncated):
+            raise ValueError(
+                f"whole, truncated: need one of each per position, got {len(self.whole)} and {len(self.truncated)}"
+            )
+
+    @classmethod
+    def read(cls, run: Run) -> Self | None:
+        """What lies in the run's directory; None without the file, ValueError where it cannot be understood."""
+        return read_file(cls, run.path / cls.FILE)
+
+    def write(self, directory: Path) -> None:
+        """Writes the file into a run's directory."""
+        columns = {"whole": self.whole.tolist(), "truncated": self.truncated.tolist()}
+        write_file(directory / self.FILE, columns)
+
+
+@dataclass(frozen=True)
+class Samples:
+    """How likely an n-gram model of the training text finds what the member writes: nats per token, lower is likelier.
+
+    Attributes:
+      text: one of the texts.
+      score: over all sampled tokens of all texts.
+      filling: over those whose window was not full yet. `full`: over the others.
+      real: the same over validation text.
+
+    Dull text scores below `real`; text that is none, far above.
+
+    File: {"format": 1, "text": "ROMEO: ...", "score": 2.4, "filling": 2.9, "full": 2.3, "real": 1.9}
+
+    Raises:
+      ValueError: a number that is negative or not finite.
+    """
+
+    FILE = "samples.json"
+
+    text: str
+    score: float
+    filling: float
+    full: float
+    real: float
+
+    def __post_init__(self) -> None:
+        for name in ("score", "filling", "full", "real"):
+            numbers(name, getattr(self, name), axes=0)
+
+    @classmethod
+    def read(cls, run: Run) -> Self | None:
+        """What lies in the run's directory; None without the file, ValueError where it cannot be understood."""
+        return read_file(cls, run.path / cls.FILE)
+
+    def write(self, directory: Path) -> None:
+        """Writes the file into a run's directory."""
+        write_file(directory / self.FILE, vars(self))
