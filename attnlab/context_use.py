@@ -175,3 +175,17 @@ def receptive_field(
 
     targets_K = jnp.asarray(sequences_KW)[:, -1]
     return jnp.mean(jax.lax.map(influence, (inputs_KT, targets_K)), axis=0)[::-1]
+
+
+def reach_of_first(mask: Mask, layers: int) -> int:
+    """The number of positions up to the last one that the first token can influence through so many layers.
+
+    A sliding window of w keys gives L (w - 1) + 1, if the mask is that long. Positions from here on see the same whatever
+    stands before them, so nothing tells them where they are.
+    """
+    allowed_TS = np.asarray(mask.as_array()).any(axis=(0, 1))
+    reached_T = np.zeros(allowed_TS.shape[0], bool)
+    reached_T[0] = True
+    for _ in range(layers):
+        reached_T |= allowed_TS @ reached_T
+    return int(np.flatnonzero(reached_T)[-1]) + 1

@@ -3,6 +3,7 @@
     runs/RUN_ID/summary.json          "val/loss_by_position": `loss_by_position`
     runs/RUN_ID/metrics.jsonl         "attn/entropy_l03h02": `attention_entropy`
     runs/RUN_ID/probes.json           `Probes`
+    runs/RUN_ID/probes_beyond_reach.json  `ProbesBeyondReach`
     runs/RUN_ID/shuffled_prefix.json  `ShuffledPrefix`
     runs/RUN_ID/loss_by_length.json   `LossByLength`
 
@@ -93,6 +94,16 @@ class Probes:
         """Writes the file into a run's directory."""
         curves = {label: mad_PL.tolist() for label, mad_PL in self.curves.items()}
         write_file(directory / self.FILE, {"positions": self.positions, "curves": curves})
+
+
+class ProbesBeyondReach(Probes):
+    """The same for the positions alone from which the first token cannot be seen through all layers of the mask.
+
+    A sliding window of W tokens reaches L (W - 1) back. Only what begins with the text, or with [BOS], could tell such
+    positions from each other.
+    """
+
+    FILE = "probes_beyond_reach.json"
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from attnlab.data.corpus import Corpus
 from attnlab.data.ngrams import NGramModel
 from attnlab.data.sampling import Windows
 from attnlab.data.vocabulary import Tokens
-from attnlab.measurements import LossByLength, Probes, ShuffledPrefix
+from attnlab.measurements import LossByLength, Probes, ProbesBeyondReach, ShuffledPrefix
 from attnlab.members import Trained, load_all
 from attnlab.results import FINISHED, Run, arm_of
 
@@ -127,6 +127,26 @@ def position_probes(trained: Trained) -> Probes:
     return Probes(positions=N, curves=curves)
 
 
+def probes_beyond_reach(trained: Trained) -> ProbesBeyondReach:
+    """The probe of the positions that the first token cannot reach.
+
+    Raises:
+      ValueError: there are not two of them.
+    """
+    arch = trained.architecture
+    first = context_use.reach_of_first(trained.knobs.mask, arch.layers)
+    N = arch.context - first
+    if N < 2:
+        raise ValueError(
+            f"{trained.name}: {arch.layers} layers of {trained.config['mask']} see the first of {arch.context} tokens "
+            f"from {first} positions; allowed: a mask out of whose reach 2 positions lie"
+        )
+    splits = ((trained.corpus.train, PROBE_TRAIN), (trained.corpus.validation, PROBE_TEST))
+    text = np.concatenate([_windows(trained, x, arch.context, n) for x, n in splits])
+    states = _states(trained, trained.params, text)[:, :, first:]
+    return ProbesBeyondReach(positions=N, curves={Probes.TRAINED: _errors(states)})
+
+
 def truncated_context(trained: Trained) -> TruncatedContext:
     """Loss by position as it is trained, and with nothing behind the position to be read."""
     if float(trained.knobs.objective.mask_rate) > 0:
@@ -168,6 +188,7 @@ KINDS: Mapping[str, Kind] = {
     "shuffled_prefix": Kind(ShuffledPrefix.FILE, shuffled_prefix),
     "loss_by_length": Kind(LossByLength.FILE, loss_by_length),
     "probes": Kind(Probes.FILE, position_probes),
+    "probes_beyond_reach": Kind(ProbesBeyondReach.FILE, probes_beyond_reach),
     "truncated_context": Kind(TruncatedContext.FILE, truncated_context),
     "samples": Kind(Samples.FILE, samples),
 }

@@ -28,12 +28,12 @@ def test_cost_is_that_of_the_plan():
     cost = all_claims.cost("nope", "smoke")
     file = cli.CHECKOUT / "configs" / "nope.py"
     planned = cli._plan_of(f"{file}:smoke", [], "nope", None)
-    assert cost.members == len(planned.members) == 21
+    assert cost.members == len(planned.members) == 18
     assert cost.programs == len(planned.groups)
     assert cost.updates == sum(member.steps for member in planned.members)
     assert str(replace(cost, operations=2.5e18)).endswith("2.5 EFLOP")
     assert str(replace(cost, operations=2.5e9, programs=1)).endswith(
-        "1 program, 420 updates, 2.5 GFLOP"
+        "1 program, 360 updates, 2.5 GFLOP"
     )
 
 
@@ -56,7 +56,7 @@ def test_claims_are_listed_with_cost_and_last_verdict(tmp_path: Path, capsys):
     assert cli.main(["claims", "--runs", str(tmp_path)]) == 0
     told = capsys.readouterr().out
     assert all(f"attnlab reproduce {name} --preset quick" in told for name in EXPERIMENTS)
-    assert "21 members in 2 programs, 14,700 updates" in told
+    assert "18 members in 2 programs, 12,600 updates" in told
     assert "last here: REPRODUCED (F1 REPRODUCED, F3 REPRODUCED), 20" in told
     assert str(tmp_path / "all" / "nope") in told
     assert "1970" not in told

@@ -201,3 +201,19 @@ def test_without_the_future_the_loss_is_that_of_the_shorter_text(mask):
     whole = last_losses(arch, params, made, mask_text.parse(mask, T), SEQUENCES_KW, last=T)
     gap = np.abs(np.asarray(whole) - np.asarray(loss_KT)).max()
     assert gap < 1e-5 if mask in ("causal", "sliding_window(3)") else gap > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("text", "layers", "reach"),
+    [
+        ("sliding_window(3)", 1, 3),
+        ("sliding_window(3)", 4, 9),
+        ("sliding_window(3)", 9, 16),
+        ("sliding_window(1)", 4, 1),
+        ("causal", 1, 16),
+        ("full", 1, 16),
+        ("causal & chunked(4)", 3, 4),
+    ],
+)
+def test_reach_of_the_first_token_is_that_of_the_mask(text, layers, reach):
+    assert context_use.reach_of_first(mask_text.parse(text, 16), layers) == reach

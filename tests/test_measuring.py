@@ -10,7 +10,7 @@ import tiny
 from attnlab import measuring, probes
 from attnlab.claims import Measurement
 from attnlab.context_measurements import Samples, TruncatedContext
-from attnlab.measurements import LossByLength, Probes, ShuffledPrefix
+from attnlab.measurements import LossByLength, Probes, ProbesBeyondReach, ShuffledPrefix
 from attnlab.tracking import read_runs
 
 ARMS = ("learned", "window", "encoder")
@@ -36,6 +36,7 @@ def measured(trained_workdir, tmp_path_factory):
             Measurement("shuffled_prefix", ("learned",)),
             Measurement("loss_by_length", ("learned", "window")),
             Measurement("probes", ("window",)),
+            Measurement("probes_beyond_reach", ("window",)),
             Measurement("truncated_context", ("learned",)),
             Measurement("samples", ("window",)),
         )
@@ -55,12 +56,29 @@ def test_each_arm_is_measured_as_asked_and_no_other(measured):
     assert set(by_arm(work, LossByLength)) == {"learned", "window"}
     assert set(by_arm(work, Probes)) == {"window"}
     assert set(by_arm(work, Samples)) == {"window"}
-    assert len(said) == 6
+    assert len(said) == 7
 
 
 def test_lengths_go_beyond_training_where_no_table_ends(measured):
     lengths = {arm: x.lengths.tolist() for arm, x in by_arm(measured[0], LossByLength).items()}
     assert lengths == {"learned": [8], "window": [8, 12, 16]}
+
+
+def test_probes_beyond_the_reach_are_of_the_positions_there(measured):
+    work, _, _ = measured
+    config = next(r.config for r in read_runs(work) if r.config["arm"] == "window")
+    layers, context = config["model"]["layers"], config["context"]
+    assert (config["mask"], layers, context) == ("sliding_window(3)", 1, 8)
+    found = by_arm(work, ProbesBeyondReach)["window"]
+    assert found.positions == 8 - 3
+    assert found.curves["trained"].shape == (2, 2)
+
+
+def test_probe_beyond_the_reach_of_a_mask_that_sees_all_is_refused(measured, tmp_path):
+    work, _, _ = measured
+    wanted = (Measurement("probes_beyond_reach", ("learned",)),)
+    with pytest.raises(ValueError, match="see the first of 8 tokens from 8 positions"):
+        measuring.measure(work, finished(work), wanted, tiny.BASE, say=lambda _: None)
 
 
 def test_probes_have_every_curve_and_a_column_per_layer(measured):

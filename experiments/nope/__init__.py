@@ -56,12 +56,16 @@ CLAIM = Claim(
     ),
     measurements=(
         Measurement("shuffled_prefix", ("causal-none", "causal-none-depth1", "causal-learned", "bos-none")),
-        Measurement("loss_by_length", ("causal-none", "causal-learned", "causal-rope", "causal-alibi", "bos-none")),
+        Measurement(
+            "loss_by_length", ("causal-none", "causal-learned", "causal-rope", "causal-alibi", "bos-none"),
+            presets=("smoke", "standard", "gpu"),
+        ),
         # Half a minute a member.
         Measurement(
             "probes", ("causal-none", "causal-learned", "mlm-none", "bos-none", "window8-none"),
             presets=("standard", "gpu"),
         ),
+        Measurement("probes_beyond_reach", ("window8-none",), presets=("standard", "gpu")),
     ),
     trends=(
         Trend("Cost of removing positions by depth", "layers", {

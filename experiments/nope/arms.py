@@ -61,7 +61,6 @@ def arms(context: int) -> dict[str, dict[str, Any]]:
 QUICK = (
     "causal-none",
     "causal-learned",
-    "causal-rope",
     "mlm-none",
     "mlm-learned",
     "causal-none-depth1",
@@ -70,6 +69,7 @@ QUICK = (
 # On accelerators the sizes are what is new.
 GPU = (
     *("causal-none", "causal-learned", "causal-rope", "causal-alibi", "mlm-none", "mlm-learned"),
+    "window8-none",
     *(f"causal-{positions}-{size}" for size in SIZES for positions in ("none", "learned", "rope")),
 )
 

@@ -36,11 +36,11 @@ def shuffling_cost(arm: str) -> Measure:
     return measure
 
 
-def probe_error(arm: str, curve: str = Probes.TRAINED) -> Measure:
+def probe_error(arm: str, curve: str = Probes.TRAINED, kind: type[Probes] = Probes) -> Measure:
     """Error of the best layer's position probe over that of the best guess that looks at nothing."""
 
     def measure(results: Results) -> dict[int, float]:
-        found = results.measured(Probes.read, arm)
+        found = results.measured(kind.read, arm)
         return {
             seed: float(np.min(np.mean(m.curves[curve], axis=0)) / (m.positions / 4))
             for seed, m in found.items()

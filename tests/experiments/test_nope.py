@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from fake_runs import REFERENCES, fake_run, runs_ending_at
 
-from attnlab.measurements import LossByLength, Probes, ShuffledPrefix
+from attnlab.measurements import LossByLength, Probes, ProbesBeyondReach, ShuffledPrefix
 from attnlab.results import Results
 from attnlab.rules import Verdict
 from experiments import nope
@@ -96,6 +96,7 @@ def measured(tmp_path):
         "causal-alibi",
         "causal-learned",
         "mlm-none",
+        "window8-none",
     )
     runs = runs_ending_at(FINALS | {a: [1.9, 1.91, 1.92] for a in arms if a not in FINALS})
     runs = [replace(run, path=tmp_path / run.id) for run in runs]
@@ -136,6 +137,7 @@ def test_f4_is_the_best_layer_against_half_of_a_blind_guess(measured):
 
     write(measured, "causal-none", probes([5.0, 3.0], [6.0, 5.0]))
     write(measured, "mlm-none", probes([8.1, 7.9], [8.1, 8.0]))
+    write(measured, "window8-none", ProbesBeyondReach(20, {"trained": np.array([[5.0, 4.6]])}))
     found = verdict_of("F4", measured)
     assert found.verdict is Verdict.REPRODUCED
     assert found.values[2] == pytest.approx(3.0 / 8.0)
@@ -144,6 +146,9 @@ def test_f4_is_the_best_layer_against_half_of_a_blind_guess(measured):
     write(measured, "mlm-none", probes([8.1, 7.9], [8.1, 8.0]))
     write(measured, "causal-none", probes([5.0, 3.0], [6.0, 2.9]))
     assert "training-adds-to-the-probe failed" in verdict_of("F4", measured).reason
+    write(measured, "causal-none", probes([5.0, 3.0], [6.0, 5.0]))
+    write(measured, "window8-none", ProbesBeyondReach(20, {"trained": np.array([[5.0, 4.4]])}))
+    assert "probe-beyond-the-reach-is-blind failed" in verdict_of("F4", measured).reason
 
 
 def test_f8_compares_what_is_lost_at_twice_the_context(measured):
@@ -209,7 +214,7 @@ def test_each_preset_asks_what_it_says():
 
     everything = {s.id for s in nope.SUBCLAIMS}
     assert asked("standard") == everything
-    assert asked("quick") == asked("smoke") == everything - {"F7", "F8b", "N1", "N2"}
+    assert asked("quick") == asked("smoke") == {"F1", "F2a", "F3", "F5", "F6"}
     assert {m["arm"] for m in members("gpu", 64, None)} == set(GPU)
     assert set(QUICK) < set(nope.ARMS)
 
