@@ -28,6 +28,7 @@ from attnlab.rules import Rule
 # Every claim, and the module that holds it; only the command line loads them. Each module has `CLAIM: Claim`.
 EXPERIMENTS: Mapping[str, str] = {
     "nope": "experiments.nope",
+    "leak": "experiments.leak",
 }
 
 

@@ -32,13 +32,13 @@ def loss_by_position(results: Results, panels: Mapping[str, Sequence[str]]) -> F
     shown = {title: arms for title, arms in shown.items() if arms}
     _some("loss by position", shown)
     with mpl.rc_context(STYLE):
-        figure, axes = _row(len(shown), ylabel="val/loss, nats per token")
+        figure, axes = row_of_axes(len(shown), ylabel="val/loss, nats per token")
         for axis, (title, arms) in zip(axes, shown.items(), strict=True):
             axis.set_title("\n".join(textwrap.wrap(title, 40)), loc="left")
             for place, arm in enumerate(arms):
                 loss_ST = measured[arm]
-                _band(axis, np.arange(1, loss_ST.shape[1] + 1), loss_ST, place, arm)
-            _legend_below(axis)
+                band(axis, np.arange(1, loss_ST.shape[1] + 1), loss_ST, place, arm)
+            legend_below(axis)
         figure.supxlabel(
             "target position    (line: mean over seeds; band: smallest to largest)", size=9
         )
@@ -59,17 +59,17 @@ def probe_error(results: Results, arms: Sequence[str]) -> Figure:
     labels.sort(key=lambda label: label != Probes.TRAINED)
     layers = max(mad_PL.shape[1] for probes in everything for mad_PL in probes.curves.values())
     with mpl.rc_context(STYLE):
-        figure, axes = _row(len(labels), ylabel="mean absolute error, positions", width=3.0)
+        figure, axes = row_of_axes(len(labels), ylabel="mean absolute error, positions", width=3.0)
         for axis, label in zip(axes, labels, strict=True):
             axis.set_title("\n".join(textwrap.wrap(label, 34)), loc="left")
             for place, (arm, found) in enumerate(measured.items()):
                 curves = [p.curves[label].mean(axis=0) for p in found if label in p.curves]
                 if curves:
                     mad_SL = np.stack([_level(mad_L, layers) for mad_L in curves])
-                    _band(axis, np.arange(layers), mad_SL, place, arm, marker="o")
+                    band(axis, np.arange(layers), mad_SL, place, arm, marker="o")
             _guesses(axis, {probes.positions for probes in everything}, name=axis is axes[-1])
             axis.set_ylim(bottom=0)
-        _legend_below(axes[0])
+        legend_below(axes[0])
         figure.supxlabel(
             "layer (0: embedding)    (line: mean over seeds; band: smallest to largest)", size=9
         )
@@ -124,11 +124,11 @@ def loss_by_length(results: Results, arms: Sequence[str]) -> Figure:
     measured = {arm: found for arm, found in measured.items() if found}
     _some("loss by length", measured)
     with mpl.rc_context(STYLE):
-        figure, (axis,) = _row(1, ylabel="loss of the same last targets, nats", width=4.6)
+        figure, (axis,) = row_of_axes(1, ylabel="loss of the same last targets, nats", width=4.6)
         for place, (arm, found) in enumerate(measured.items()):
             for lengths in {tuple(x.lengths) for x in found}:
                 loss_ST = np.stack([x.loss for x in found if tuple(x.lengths) == lengths])
-                _band(axis, np.array(lengths), loss_ST, place, arm, marker="o")
+                band(axis, np.array(lengths), loss_ST, place, arm, marker="o")
         for trained in {x.trained for found in measured.values() for x in found}:
             axis.axvline(trained, color="0.35", linewidth=0.9, linestyle=(0, (4, 3)))
             axis.annotate(
@@ -138,7 +138,7 @@ def loss_by_length(results: Results, arms: Sequence[str]) -> Figure:
         axis.set_xticks(
             sorted({n for found in measured.values() for x in found for n in x.lengths})
         )
-        _legend_below(axis)
+        legend_below(axis)
         figure.supxlabel(
             "tokens of context    (line: mean over seeds; band: smallest to largest)", size=9
         )
@@ -179,7 +179,7 @@ def trend(row: TrendRow, unit: str = "nats") -> Figure:
     points = {at: list(values.values()) for at, values in row.points.items() if values}
     _some(row.trend.title, points)
     with mpl.rc_context(STYLE):
-        figure, (axis,) = _row(1, ylabel=f"paired difference, {unit}", width=4.6)
+        figure, (axis,) = row_of_axes(1, ylabel=f"paired difference, {unit}", width=4.6)
         axis.set_title("\n".join(textwrap.wrap(row.trend.title, 60)), loc="left")
         places = np.arange(len(points))
         for place, values in zip(places, points.values(), strict=True):
@@ -197,7 +197,8 @@ def trend(row: TrendRow, unit: str = "nats") -> Figure:
     return figure
 
 
-def _row(count: int, *, ylabel: str, width: float = 3.6) -> tuple[Figure, list[Axes]]:
+def row_of_axes(count: int, *, ylabel: str, width: float = 3.6) -> tuple[Figure, list[Axes]]:
+    """A figure of panels side by side that share their y axis."""
     figure = Figure(figsize=(1.2 + width * count, 3.8), layout="constrained")
     axes = list(figure.subplots(1, count, sharey=True, squeeze=False)[0])
     axes[0].set_ylabel(ylabel)
@@ -206,9 +207,10 @@ def _row(count: int, *, ylabel: str, width: float = 3.6) -> tuple[Figure, list[A
     return figure, axes
 
 
-def _band(
+def band(
     axis: Axes, x: np.ndarray, values_ST: np.ndarray, place: int, label: str, marker: str = ""
 ) -> None:
+    """The line and the band of an arm, in the colour of its place in the figure."""
     colour, dash = COLOURS[place % len(COLOURS)], DASHES[place % len(DASHES)]
     mean_T = values_ST.mean(axis=0)
     axis.plot(x, mean_T, color=colour, linestyle=dash, label=label, marker=marker, markersize=3.5)
@@ -217,7 +219,7 @@ def _band(
     )
 
 
-def _legend_below(axis: Axes) -> None:
+def legend_below(axis: Axes) -> None:
     """Outside the frame, where no line can run through it."""
     handles, labels = axis.get_legend_handles_labels()
     unique = dict(zip(labels, handles, strict=True))

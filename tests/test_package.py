@@ -52,6 +52,7 @@ ROOMS = {
         "outcomes",
         "plots",
         "measurement_plots",
+        "context_plots",
         "heldout_plots",
         "whole_files",
         "report",

@@ -8,7 +8,8 @@ from typing import TypeVar
 
 from matplotlib.figure import Figure
 
-from attnlab import measurement_plots, plots
+from attnlab import context_plots, measurement_plots, plots
+from attnlab.context_measurements import TruncatedContext
 from attnlab.measurements import LossByLength, Probes, ShuffledPrefix
 from attnlab.plots import NothingToDrawError
 from attnlab.report.source import Facts, varying
@@ -190,6 +191,15 @@ def _measured(facts: Facts, everything: Mapping[str, Sequence[str]]) -> Iterator
             "Loss of the same last targets with contexts of several lengths.",
             f"Lines of loss by length of the context for the arms {', '.join(few)}.",
             partial(measurement_plots.loss_by_length, results, few),
+        )
+    for stem, few in _chunks("truncated", _arms_with(TruncatedContext.read, results), LINES):
+        yield _Wanted(
+            "future",
+            stem,
+            "Loss at each position, and the same with the context cut off behind it: what differs was read of the "
+            "future.",
+            f"Lines of loss by position with and without the future for the arms {', '.join(few)}.",
+            partial(context_plots.truncated_context, results, few),
         )
     for stem, few in _chunks("attention_entropy", results.arms, HEAT_MAPS):
         yield _Wanted(

@@ -7,7 +7,7 @@ from typing import Any
 
 from attnlab import outcomes
 from attnlab.judging import FAMILY_LEVEL, Judgement
-from attnlab.report import background
+from attnlab.report import background, context
 from attnlab.report.figures import Drawn
 from attnlab.report.markup import (
     Markup,
@@ -104,6 +104,11 @@ def sections(facts: Facts, drawn: Sequence[Drawn]) -> Iterator[Section]:
         ("probe", "Position probe by layer", lambda: _figures(drawn, "probe")),
         ("shuffled", "Shuffled against intact prefix", lambda: _figures(drawn, "shuffled")),
         ("length", "Loss by context length", lambda: _figures(drawn, "length")),
+        (
+            "future",
+            "Without the future",
+            lambda: join([context.future(facts), _figures(drawn, "future")]),
+        ),
         ("entropy", "Attention entropy", lambda: _figures(drawn, "entropy")),
         ("masks", "Masks", lambda: _figures(drawn, "masks")),
         ("arms", "Arms at the end of training", lambda: background.arms(facts)),
