@@ -151,6 +151,21 @@ class Measurement:
 
 
 @dataclass(frozen=True)
+class ClaimFigure:
+    """A figure that only this claim needs; the report shows it behind the verdicts.
+
+    `draw(results)` gives a matplotlib figure in the style of `attnlab.plots`, and raises `plots.NothingToDrawError` where
+    the sweep has no such runs. It imports what it draws with itself: listing claims must not take seconds. `stem` names
+    the files, `alt` says in words what is drawn.
+    """
+
+    stem: str
+    caption: str
+    alt: str
+    draw: Callable[[Results], Any]
+
+
+@dataclass(frozen=True)
 class Claim:
     """A sentence about attention with all that decides it.
 
@@ -175,6 +190,7 @@ class Claim:
     gaps: tuple[Gap, ...] = ()
     trends: tuple[Trend, ...] = ()
     measurements: tuple[Measurement, ...] = ()
+    figures: tuple[ClaimFigure, ...] = ()
 
     def __post_init__(self) -> None:
         ids = [control.id for control in self.controls]

@@ -54,6 +54,7 @@ ROOMS = {
         "measurement_plots",
         "context_plots",
         "heldout_plots",
+        "rate_plots",
         "whole_files",
         "report",
     ),

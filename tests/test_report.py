@@ -20,8 +20,10 @@ from fake_sweep import CLAIM, ENVIRONMENT, Member, toy_members, write_sweep
 from matplotlib.image import imread
 from test_claims import FINALS, make_claim
 
-from attnlab import cli, report_command, sweep_report
+from attnlab import cli, plots, report_command, sweep_report
+from attnlab.claims import ClaimFigure
 from attnlab.measurements import Probes
+from attnlab.plots import NothingToDrawError
 from attnlab.report import Source, build, figures, markup, source
 from attnlab.results import Results
 from attnlab.rules import above
@@ -207,6 +209,26 @@ def test_nothing_that_went_wrong_is_hidden(bad):
         assert phrase in text
     assert text.count("causal-none") == 2
     assert "2 of 3 (1 diverged)" in page.sections["arms"]
+
+
+def test_claim_brings_figures_of_its_own_and_says_what_a_diverged_run_counts_as(tmp_path, only):
+    only("own")
+
+    def nothing(results):
+        raise NothingToDrawError("no such runs")
+
+    own = (
+        ClaimFigure("sizes", "By size.", "Dots.", lambda r: plots.loss_by_tokens(r, r.arms[:1])),
+        ClaimFigure("absent", "Not here.", "Nothing.", nothing),
+    )
+    counting = replace(CLAIM.subclaims[0], diverged_as="the loss before training")
+    claim = replace(CLAIM, figures=own, subclaims=(counting, *CLAIM.subclaims[1:]))
+    work = write_sweep(tmp_path / "w", broken_members())
+    made = sweep_report.make(work, claim, tmp_path / "out")
+    assert [png.name for png in made.figures] == ["sizes.png"]
+    page = Page(made.page)
+    assert "By size." in page.sections["own"]
+    assert "F1 count a diverged run as the loss before training." in page.sections["ended"]
 
 
 def test_figures_of_a_broken_sweep_are_all_made(bad, good):

@@ -17,6 +17,7 @@ was interrupted is listed near the top and never left out.
     shuffled against intact prefix       runs/RUN_ID/shuffled_prefix.json  (`attnlab.measurements.ShuffledPrefix`)
     loss by context length               runs/RUN_ID/loss_by_length.json   (`attnlab.measurements.LossByLength`)
     gap by a knob (depth, context, ...)  the claim's `trends`
+    figures of this claim alone          the claim's `figures`
     masks, arms, differences of arms     runs/RUN_ID/config.json
     environment, command, commit         runs/RUN_ID/environment.json
 

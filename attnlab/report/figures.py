@@ -111,6 +111,8 @@ def _wanted(facts: Facts) -> Iterator[_Wanted]:
             "Forest plot. " + " ".join(_judged(facts)),
             partial(plots.forest, outcome.judgements),
         )
+    for own in facts.source.claim.figures if facts.source.claim else ():
+        yield _Wanted("own", own.stem, own.caption, own.alt, partial(own.draw, results))
     everything = panels(facts)
     references = {n: x for n, x in results.references.items() if n in ("unigram", "bigram")}
     for stem, some in _numbered("loss_by_tokens", everything):

@@ -97,6 +97,7 @@ def sections(facts: Facts, drawn: Sequence[Drawn]) -> Iterator[Section]:
     built: list[tuple[str, str, Callable[[], object]]] = [
         ("verdicts", "Verdicts", lambda: _verdicts(facts)),
         ("forest", "The sub-claims at a glance", lambda: _figures(drawn, "forest")),
+        ("own", "Figures of this claim", lambda: _figures(drawn, "own")),
         ("ended", "Runs that did not finish", lambda: _unfinished(facts)),
         ("loss", "Loss by tokens", lambda: _figures(drawn, "loss")),
         ("gap", "Gaps between arms", lambda: _figures(drawn, "gap")),
