@@ -29,6 +29,8 @@ from attnlab.rules import Rule
 EXPERIMENTS: Mapping[str, str] = {
     "nope": "experiments.nope",
     "leak": "experiments.leak",
+    "qk_norm": "experiments.qk_norm",
+    "ladder": "experiments.ladder",
 }
 
 

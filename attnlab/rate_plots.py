@@ -12,6 +12,7 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter, NullLocator
 
 from attnlab.measurement_plots import row_of_axes
 from attnlab.plots import COLOURS, DASHES, STYLE, NothingToDrawError
@@ -81,6 +82,9 @@ def by_size(
             means = [float(np.mean(values)) for values in points.values()]
             axis.plot(sizes, means, "D-", color=colour, ms=5, mec="white", label=label)
         axis.set_xscale("log")
+        everywhere = sorted({x for points in shown.values() for x in points})
+        axis.set_xticks(everywhere, [EngFormatter(places=0, sep="")(x) for x in everywhere])
+        axis.xaxis.set_minor_locator(NullLocator())
         axis.set_ylim(bottom=min(0.0, axis.get_ylim()[0]))
         axis.set_xlabel(f"{xlabel}    (ring: one seed; diamond: mean)")
         axis.legend(loc="best")
@@ -108,8 +112,9 @@ def largest_logit_by_step(results: Results, panels: Mapping[str, Grid]) -> Figur
         figure = Figure(figsize=(1.2 + 3.0 * columns, 0.8 + 2.6 * rows), layout="constrained")
         axes = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
         rates = sorted({rate for lines in curves.values() for rate in lines})
-        for axis in axes.flat[len(curves) :]:
-            axis.set_visible(False)
+        for place, axis in enumerate(axes.flat):
+            axis.set_visible(place < len(curves))
+            axis.xaxis.set_tick_params(labelbottom=place >= len(curves) - columns)
         for axis, (title, lines) in zip(axes.flat, curves.items(), strict=False):
             axis.set_title(title, loc="left")
             axis.set_yscale("log")
