@@ -7,6 +7,7 @@ the mean of these. Differences are paired: two arms of one seed start from the s
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
+from scipy import stats
 
 from attnlab.results import Results
 
@@ -102,6 +103,24 @@ def rise(arms: Sequence[str], metric: str = METRIC) -> Measure:
     def measure(results: Results) -> dict[int, float]:
         seeds, ends = results.paired(metric, arms)
         return by_seed(seeds, np.max(np.diff([ends[arm] for arm in arms], axis=0), axis=0))
+
+    return measure
+
+
+def order(arms: Sequence[str], metric: str = METRIC) -> Measure:
+    """How well the metric falls along arms: 1 in the order given, -1 in the opposite one.
+
+    Spearman's rank correlation, that is Page's (1963) L of a seed on a scale from -1 to 1: Page's test for a trend over
+    seeds (`scipy.stats.page_trend_test`) is a test of the mean of these.
+    """
+
+    def measure(results: Results) -> dict[int, float]:
+        seeds, ends = results.paired(metric, arms)
+        expected = np.arange(len(arms), 0, -1)
+        values = np.transpose([ends[arm] for arm in arms])
+        return by_seed(
+            seeds, np.array([stats.spearmanr(expected, row).statistic for row in values])
+        )
 
     return measure
 
