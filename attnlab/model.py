@@ -28,6 +28,7 @@ from jax.typing import DTypeLike
 from attnlab import norms, positions, sharding
 from attnlab.attention import AttentionStats, attend
 from attnlab.attention.bias import Alibi
+from attnlab.attention.geometry import query_key_geometry
 from attnlab.knobs import Architecture, ModelKnobs
 from attnlab.kv_cache import Cache, Held
 from attnlab.masks import Mask
@@ -145,7 +146,8 @@ class Attention(nn.Module):
     """Multi-head attention; QK-norm before RoPE, the scale applied once, inside `attend`.
 
     `held`: this block's part of a cache. The keys of the tokens at hand join it as they are compared, normalized and
-    rotated, and the queries meet all slots.
+    rotated, and the queries meet all slots. `noted`: where lengths and cosine of queries and keys go, if statistics
+    are asked for.
     """
 
     arch: Architecture
@@ -159,6 +161,7 @@ class Attention(nn.Module):
         placement: Placement,
         stats: bool,
         held: Held | None = None,
+        noted: dict[str, Array] | None = None,
     ) -> tuple[Array, AttentionStats | None, Held | None]:
         a = self.arch
         B, T, D = x_BTD.shape
@@ -182,6 +185,9 @@ class Attention(nn.Module):
             scale=scale, softcap=a.softcap, bias=placement.bias, impl=a.attention, stats=stats,
         )  # fmt: skip
         out_BTNH, attention_stats = out if isinstance(out, tuple) else (out, None)
+        if attention_stats is not None and noted is not None:
+            seen_BNT = attention_stats.visible_keys
+            noted.update(query_key_geometry(q_BTNH, k_BSKH, mask, seen_BNT))
         out_BTD = _matmul(out_BTNH.reshape(B, T, N * H), _kernel(self, "out_kernel", N * H, D))
         return out_BTD, attention_stats, held
 
@@ -214,14 +220,22 @@ class Block(nn.Module):
         held: Held | None = None,
     ) -> tuple[Array, dict[str, Any]]:
         noted: dict[str, tuple[Array, Array]] = {}
+        geometry: dict[str, Array] = {}
         attention = Attention(self.arch, name="attention")
         mlp = Mlp(self.arch.mlp_width, name="mlp")
         read, norm = self._before("attention", x_BTD, knobs, noted)
-        out_BTD, attention_stats, held = attention(read, mask, knobs, placement, stats, held)
+        out_BTD, attention_stats, held = attention(
+            read, mask, knobs, placement, stats, held, geometry
+        )
         x_BTD = self._after("attention", x_BTD, out_BTD, knobs.attention, knobs, norm)
         read, norm = self._before("mlp", x_BTD, knobs, noted)
         x_BTD = self._after("mlp", x_BTD, mlp(read), knobs.mlp, knobs, norm)
-        return x_BTD, {"attention": attention_stats, "held": held, "norm_statistics": noted}
+        return x_BTD, {
+            "attention": attention_stats,
+            "queries_and_keys": geometry,
+            "held": held,
+            "norm_statistics": noted,
+        }
 
     def _before(
         self, name: str, x_BTD: Array, knobs: ModelKnobs, noted: dict[str, tuple[Array, Array]]
@@ -291,7 +305,7 @@ class Transformer(nn.Module):
     would be moved back in silence).
 
     Intermediates: "residual", the stream [B, T, D] after the embedding and after each block; "attention", the
-    statistics of each layer when asked for; "norm_statistics", BatchNorm's of this batch by place; "cache", the cache
+    statistics of each layer when asked for, and "queries_and_keys" with them; "norm_statistics", BatchNorm's of this batch by place; "cache", the cache
     with the tokens in it. What nobody reads is not computed.
     """
 
@@ -344,6 +358,7 @@ class Transformer(nn.Module):
         aux: dict[str, Any] = {
             "residual": residual,
             "attention": [notes["attention"] for notes in layers] if stats else [],
+            "queries_and_keys": [notes["queries_and_keys"] for notes in layers] if stats else [],
             "norm_statistics": noted,
             "cache": None,
         }

@@ -131,7 +131,7 @@ def _skip_inactive(chunk: Callable[..., Any]) -> Callable[..., Any]:
     """A member that is done or diverged costs nothing where members run one after another."""
 
     def skip(state: TrainState, knobs: Knobs, *windows: Windows) -> Any:
-        return state, training.no_metrics()
+        return state, training.no_metrics(state)
 
     def run(state: TrainState, knobs: Knobs, *windows: Windows) -> Any:
         return jax.lax.cond(training.is_active(state, knobs), chunk, skip, state, knobs, *windows)
@@ -388,7 +388,7 @@ class _Run:
         tokens = np.full(self.count, step * self.tokens_per_update)
         # A member that diverged within the chunk never reached this step: its last row is that of its end.
         whole = updates == self.budget.log_every
-        self.log.log(step, {"tokens": tokens, **fetched}, whole)
+        self.log.log(step, {"tokens": tokens, **_by_layer(fetched)}, whole)
         done = int(updates.sum()) * self.tokens_per_update
         self.progress(
             Progress(
@@ -451,6 +451,7 @@ class _Run:
             "val/loss_by_position": by_position,
             "attn/max_logit": parts[0]["max_logit"],
             "attn/entropy": parts[0]["entropy"],
+            **{f"attn/{name}": parts[0][name] for name in ("q_norm", "k_norm", "qk_cosine")},
         }
 
     def _record_ends(self, ended: np.ndarray, *, poll: bool = True) -> bool:
@@ -540,17 +541,15 @@ def _host_feed(group: Group) -> HostFeed:
 
 
 def _flat(result: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Per-layer and per-head arrays as columns: `attn/max_logit_l03`, `attn/entropy_l03h02`.
+    """The columns of a validation; `val/bpb` is `val/loss` in bits per byte of text, to compare tokenizers by."""
+    return _by_layer({k: x for k, x in result.items() if k != "val/loss_by_position"})
 
-    `val/bpb` is `val/loss` in bits per byte of text, to compare tokenizers by.
-    """
-    columns: dict[str, np.ndarray] = {
-        name: result[name] for name in ("val/loss", "val/bpb") if name in result
-    }
-    for layer in range(result["attn/max_logit"].shape[1]):
-        columns[f"attn/max_logit_l{layer:02d}"] = result["attn/max_logit"][:, layer]
-        for head in range(result["attn/entropy"].shape[2]):
-            columns[f"attn/entropy_l{layer:02d}h{head:02d}"] = result["attn/entropy"][
-                :, layer, head
-            ]
+
+def _by_layer(result: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Arrays [M], [M, L], [M, L, N] as columns of one value a member: `attn/max_logit_l03`, `attn/entropy_l03h02`."""
+    columns: dict[str, np.ndarray] = {}
+    for name, values in result.items():
+        for at in np.ndindex(values.shape[1:]):
+            suffix = "".join(f"{axis}{i:02d}" for axis, i in zip("lh", at, strict=False))
+            columns[f"{name}_{suffix}" if suffix else name] = values[:, *at]
     return columns

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import optax
 from jax import Array
 
-from attnlab import health, model, objectives, optimizer, sharding
+from attnlab import health, magnitudes, model, objectives, optimizer, sharding
 from attnlab.attention import AttentionStats
 from attnlab.data import sampling
 from attnlab.data.sampling import Data, Windows
@@ -185,7 +185,8 @@ def train_step(
 
     `tokens`: the training corpus, int [n], or with document borders, or the windows [B, W] of this update. Metrics, scalars: `loss_sum` (nats), `count` (targets), `updates` (1,
     or 0 when the member is done or this update was not finite: then the state is returned as it was, but for
-    `diverged_at`), `grad_norm` before clipping, `learning_rate`.
+    `diverged_at`), `grad_norm` before clipping, `learning_rate`. By layer, [L]: `layer_grad_norm` before clipping, and
+    `layer_update_rms` of what the parameters of the block moved by.
     """
     batch = batch_at(task, knobs, state.step, tokens)
     (_, (total, count)), grads = loss_and_grads(task, state.params, knobs, batch)
@@ -194,6 +195,7 @@ def train_step(
         grads, state.moments, state.params, knobs.optimizer, state.step
     )
     params, moments = sharding.parameters((params, moments), task.budget.sharding)
+    moved_by = magnitudes.rms(jax.tree.map(jnp.subtract, params, state.params))
     finite = jnp.isfinite(total) & jnp.isfinite(norm)
     active = is_active(state, knobs)
     moved = dataclasses.replace(
@@ -213,6 +215,8 @@ def train_step(
         "updates": counted.astype(jnp.int32),
         "grad_norm": jnp.where(counted, norm, 0.0),
         "learning_rate": optimizer.learning_rate(knobs.optimizer, state.step - 1),
+        "layer_grad_norm": jnp.where(counted, magnitudes.norms(grads), 0.0),
+        "layer_update_rms": jnp.where(counted, moved_by, 0.0),
     }
     return state, metrics
 
@@ -220,12 +224,12 @@ def train_step(
 def train_chunk(
     task: Task, state: TrainState, knobs: Knobs, tokens: Data
 ) -> tuple[TrainState, dict[str, Array]]:
-    """`budget.log_every` updates in one call: (state, metrics of the chunk as scalars).
+    """`budget.log_every` updates in one call: (state, metrics of the chunk as scalars, or [L] by layer).
 
     `tokens`: as in `train_step`; windows have the updates of the chunk as their first axis.
 
     `train/loss`: mean over the targets of the chunk. `train/grad_norm`: the largest. `updates`: how many were
-    done. A scan, because one call for K updates saves a third of the time of a small step.
+    done. By layer, of the last update: `opt/grad_norm`, `opt/update_rms`, and `params/norm` after it. A scan, because one call for K updates saves a third of the time of a small step.
     """
 
     def body(carry: TrainState, windows: Windows | None) -> tuple[TrainState, dict[str, Array]]:
@@ -237,17 +241,24 @@ def train_chunk(
         "train/loss": jnp.sum(steps["loss_sum"]) / jnp.maximum(jnp.sum(steps["count"]), 1.0),
         "train/grad_norm": jnp.max(steps["grad_norm"]),
         "opt/learning_rate": steps["learning_rate"][-1],
+        "opt/grad_norm": steps["layer_grad_norm"][-1],
+        "opt/update_rms": steps["layer_update_rms"][-1],
+        "params/norm": magnitudes.norms(state.params),
         "updates": jnp.sum(steps["updates"]),
     }
 
 
-def no_metrics() -> dict[str, Array]:
+def no_metrics(state: TrainState) -> dict[str, Array]:
     """What `train_chunk` reports when it does nothing."""
     zero = jnp.float32(0.0)
+    zero_L = jnp.zeros(len(magnitudes.blocks(state.params)), jnp.float32)
     return {
         "train/loss": zero,
         "train/grad_norm": zero,
         "opt/learning_rate": zero,
+        "opt/grad_norm": zero_L,
+        "opt/update_rms": zero_L,
+        "params/norm": zero_L,
         "updates": jnp.int32(0),
     }
 
@@ -259,7 +270,8 @@ def evaluate(
 
     `windows_EW`: int [E, T + MAX_OFFSET], or these with their documents; E a multiple of the batch size. `block`: int32, which part of the
     evaluation this is, so that parts hide different places. Returns float32 arrays: `loss_by_position` and
-    `count_by_position` [T] (sums), `max_logit` [L], `entropy` [L, N] (normalised by ln of the visible keys).
+    `count_by_position` [T] (sums), `max_logit` [L], `entropy` [L, N] (normalised by ln of the visible keys), `q_norm`,
+    `k_norm` and `qk_cosine` [L] (see `attention.geometry`).
     """
     size, parts = task.budget.batch_size, task.budget.accumulation
     windows = windows_EW if isinstance(windows_EW, Windows) else Windows(windows_EW)
@@ -282,6 +294,7 @@ def evaluate(
         "loss_by_position": jnp.sum(sums, axis=0),
         "count_by_position": jnp.sum(counts, axis=0),
         **_attention_summary(aux["attention"]),
+        **jax.tree.map(lambda *layers: jnp.stack(layers), *aux["queries_and_keys"]),
     }
 
 

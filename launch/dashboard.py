@@ -115,9 +115,15 @@ def _sections(wr: Any, subject: Subject) -> dict[str, list[Any]]:
             wr.ParallelCoordinatesPlot(columns=parallel),
             wr.RunComparer(diff_only=True),
         ],
-        "stability": drawn["stability"] + ends["stability"],
+        "stability": [
+            *drawn["stability"],
+            lines(r"opt/grad_norm_l\d+", "gradient norm of a layer"),
+            lines(r"opt/update_rms_l\d+", "update of a layer, root mean square"),
+            *ends["stability"],
+        ],
         "attention": [
             lines(r"attn/max_logit_l\d+", "largest logit of a layer"),
+            lines(r"attn/[qk]_norm_l\d+", "length of queries and keys of a layer"),
             lines(r"attn/entropy_l\d+h\d+", "entropy of a head, nats"),
         ],
         "probes": [

@@ -132,6 +132,19 @@ def test_attention_is_logged_by_layer_and_head(mixed):
             assert np.isfinite(row["attn/max_logit_l00"])
             assert 0 < row["attn/entropy_l00h00"] <= 1
             assert 0 < row["attn/entropy_l00h01"] <= 1
+            assert row["attn/q_norm_l00"] > 0
+            assert row["attn/k_norm_l00"] > 0
+            assert -1 <= row["attn/qk_cosine_l00"] <= 1
+
+
+def test_magnitudes_are_logged_by_layer_with_every_chunk(mixed):
+    log, _ = mixed
+    for name in ("opt/grad_norm_l00", "opt/update_rms_l00", "params/norm_l00"):
+        for i, config in enumerate(MIXED):
+            logged = log.column(i, name)
+            np.testing.assert_array_equal(logged[:, 0], np.arange(4, config["steps"] + 1, 4))
+            assert (logged[:, 1] > 0).all()
+            assert np.isfinite(logged).all()
 
 
 # (last training loss, final validation loss) of members of the mixed population.
