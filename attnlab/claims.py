@@ -30,6 +30,7 @@ EXPERIMENTS: Mapping[str, str] = {
     "nope": "experiments.nope",
     "leak": "experiments.leak",
     "qk_norm": "experiments.qk_norm",
+    "scaling": "experiments.scaling",
     "ladder": "experiments.ladder",
 }
 

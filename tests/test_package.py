@@ -55,6 +55,7 @@ ROOMS = {
         "context_plots",
         "heldout_plots",
         "rate_plots",
+        "metric_plots",
         "whole_files",
         "report",
     ),

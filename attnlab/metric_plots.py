@@ -1,0 +1,78 @@
+"""Logged metrics by update, several columns as one: the mean entropy of all heads, the gradient of all layers."""
+
+import re
+import textwrap
+from collections.abc import Mapping
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.figure import Figure
+
+from attnlab.measurement_plots import legend_below, row_of_axes
+from attnlab.plots import COLOURS, DASHES, STYLE, NothingToDrawError
+from attnlab.results import Results, Run
+
+
+def mean_by_step(
+    results: Results,
+    panels: Mapping[str, Mapping[str, str]],
+    columns: str,
+    *,
+    ylabel: str,
+    log: bool = False,
+) -> Figure:
+    """The mean of all columns that match a pattern, by update: panel title -> label of a line -> arm.
+
+    A line is the mean over seeds, a band reaches from the smallest to the largest; where they have different rows (one
+    diverged) both are of those that go on.
+
+    Raises:
+      NothingToDrawError: no run of any arm has such a column.
+    """
+    shown = {
+        title: {
+            label: found
+            for label, arm in lines.items()
+            if arm in results.arms and len(found := _by_step(results, arm, columns))
+        }
+        for title, lines in panels.items()
+    }
+    shown = {title: lines for title, lines in shown.items() if lines}
+    if not shown:
+        raise NothingToDrawError(f"{ylabel}: no run has it")
+    with mpl.rc_context(STYLE):
+        figure, axes = row_of_axes(len(shown), ylabel=ylabel, width=3.0)
+        for axis, (title, lines) in zip(axes, shown.items(), strict=True):
+            axis.set_title("\n".join(textwrap.wrap(title, 36)), loc="left")
+            for place, (label, steps) in enumerate(lines.items()):
+                colour, dash = COLOURS[place % len(COLOURS)], DASHES[place % len(DASHES)]
+                means = [float(np.mean(x)) for x in steps.values()]
+                axis.plot(list(steps), means, color=colour, linestyle=dash, label=label)
+                low, high = [min(x) for x in steps.values()], [max(x) for x in steps.values()]
+                axis.fill_between(list(steps), low, high, color=colour, alpha=0.18, lw=0)
+            if log:
+                axis.set_yscale("log")
+            legend_below(axis)
+        figure.supxlabel("update    (line: mean over seeds; band: smallest to largest)", size=9)
+    return figure
+
+
+def _by_step(results: Results, arm: str, columns: str) -> dict[int, list[float]]:
+    """Update -> the number of each seed that has one there."""
+    found: dict[int, list[float]] = {}
+    for run in results.runs(arm).values():
+        for step, value in _mean_of(run, columns).items():
+            found.setdefault(step, []).append(value)
+    return dict(sorted(found.items()))
+
+
+def _mean_of(run: Run, columns: str) -> dict[int, float]:
+    """Update -> mean of the matching columns; a later row of the same update counts."""
+    matching = [name for name in run.history if re.fullmatch(columns, name)]
+    if not matching:
+        return {}
+    values_CT = np.array([np.asarray(run.history[name], np.float64) for name in matching])
+    there_T = np.isfinite(values_CT).all(axis=0)
+    steps_T = np.asarray(run.history["step"])[there_T].astype(int)
+    means_T = values_CT[:, there_T].mean(axis=0)
+    return dict(zip(steps_T.tolist(), means_T.tolist(), strict=True))
