@@ -32,6 +32,7 @@ EXPERIMENTS: Mapping[str, str] = {
     "qk_norm": "experiments.qk_norm",
     "scaling": "experiments.scaling",
     "ladder": "experiments.ladder",
+    "families": "experiments.families",
 }
 
 

@@ -2,6 +2,7 @@
 
     runs/RUN_ID/truncated_context.json  `TruncatedContext`
     runs/RUN_ID/samples.json            `Samples`
+    runs/RUN_ID/reach.json              `Reach`
 
 As in `attnlab.measurements`: the program that measures writes these files, claims and the report read them.
 """
@@ -91,3 +92,48 @@ class Samples:
     def write(self, directory: Path) -> None:
         """Writes the file into a run's directory."""
         write_file(directory / self.FILE, vars(self))
+
+
+@dataclass(frozen=True)
+class Reach:
+    """How much the loss of the last target depends on the token d places before the last input: float64 [T], d from 0.
+
+    The mean norm of a gradient (`attnlab.context_use.receptive_field`); exactly 0 where the mask lets nothing through.
+
+    File: {"format": 1, "influence": [0.9, 0.2, 0.1, 0.0]}
+
+    Raises:
+      ValueError: a number that is negative or not finite, or nothing but zeros.
+    """
+
+    FILE = "reach.json"
+
+    influence: np.ndarray
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "influence", numbers("influence", self.influence, axes=1))
+        if not self.influence.any():
+            raise ValueError("influence: is 0 everywhere; allowed: a member that reads something")
+
+    @property
+    def shares(self) -> np.ndarray:
+        """The influence as shares of 1."""
+        return self.influence / self.influence.sum()
+
+    def tokens_holding(self, share: float) -> int:
+        """How many of the last tokens hold this share of all influence."""
+        return 1 + int(np.argmax(np.cumsum(self.shares) >= share - 1e-12))
+
+    @property
+    def farthest(self) -> int:
+        """How many of the last tokens there are up to the farthest one with any influence."""
+        return 1 + int(np.flatnonzero(self.influence)[-1])
+
+    @classmethod
+    def read(cls, run: Run) -> Self | None:
+        """What lies in the run's directory; None without the file, ValueError where it cannot be understood."""
+        return read_file(cls, run.path / cls.FILE)
+
+    def write(self, directory: Path) -> None:
+        """Writes the file into a run's directory."""
+        write_file(directory / self.FILE, {"influence": self.influence.tolist()})

@@ -9,7 +9,7 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
 
-from attnlab.context_measurements import TruncatedContext
+from attnlab.context_measurements import Reach, TruncatedContext
 from attnlab.measurement_plots import band, legend_below, row_of_axes
 from attnlab.plots import STYLE, NothingToDrawError
 from attnlab.results import Results
@@ -32,4 +32,25 @@ def truncated_context(results: Results, arms: Sequence[str]) -> Figure:
                 band(axis, np.arange(1, loss_ST.shape[1] + 1), loss_ST, place, arm)
             legend_below(axis)
         figure.supxlabel("position    (line: mean over seeds; band: smallest to largest)", size=9)
+    return figure
+
+
+def reach(results: Results, arms: Sequence[str]) -> Figure:
+    """Share of all influence by distance, on logarithmic axes; a line ends at the farthest token that is read."""
+    measured = {arm: list(results.measured(Reach.read, arm).values()) for arm in arms}
+    measured = {arm: found for arm, found in measured.items() if found}
+    if not measured:
+        raise NothingToDrawError("reach: no run has it")
+    with mpl.rc_context(STYLE):
+        figure, (axis,) = row_of_axes(1, ylabel="share of the influence", width=4.6)
+        for place, (arm, found) in enumerate(measured.items()):
+            shares_ST = np.stack([x.shares for x in found])
+            shares_ST = np.where(shares_ST > 0, shares_ST, np.nan)
+            band(axis, np.arange(1, shares_ST.shape[1] + 1), shares_ST, place, arm)
+        axis.set_xscale("log", base=2)
+        axis.set_yscale("log")
+        legend_below(axis)
+        figure.supxlabel(
+            "tokens back from the last input, itself 1    (line: mean over seeds; band: smallest to largest)", size=8
+        )  # fmt: skip
     return figure

@@ -16,7 +16,7 @@ import optax
 
 from attnlab import context_use, mask_text, model, objectives, probes, training, windowed_sampling
 from attnlab.claims import Measurement
-from attnlab.context_measurements import Samples, TruncatedContext
+from attnlab.context_measurements import Reach, Samples, TruncatedContext
 from attnlab.data.corpus import Corpus
 from attnlab.data.ngrams import NGramModel
 from attnlab.data.sampling import Windows
@@ -34,6 +34,7 @@ PROBE = probes.Settings(steps=500)
 PROBE_SEEDS = 3
 PROBE_TRAIN, PROBE_TEST = 1024, 256  # sequences, of the training and of the validation split
 TEXTS, SAMPLED = 64, 300  # texts of a member, and tokens of each
+GRADIENTS = 128  # sequences whose gradients are averaged
 
 
 @dataclass(frozen=True)
@@ -149,10 +150,7 @@ def probes_beyond_reach(trained: Trained) -> ProbesBeyondReach:
 
 def truncated_context(trained: Trained) -> TruncatedContext:
     """Loss by position as it is trained, and with nothing behind the position to be read."""
-    if float(trained.knobs.objective.mask_rate) > 0:
-        raise ValueError(
-            f"{trained.name}: masked_lm asks for hidden tokens from both sides; allowed: next_token, prefix_lm"
-        )
+    _refuse_masked_lm(trained)
     length = objectives.window_length(trained.architecture.context)
     windows = Windows(_sequences(trained, length, bos=False))
     key = jax.random.key(SEED, impl="threefry2x32")
@@ -184,6 +182,15 @@ def samples(trained: Trained) -> Samples:
     )
 
 
+def reach(trained: Trained) -> Reach:
+    """How far back the prediction behind a whole context depends on its tokens."""
+    _refuse_masked_lm(trained)
+    arch = trained.architecture
+    sequences = _sequences(trained, arch.context + 1)[:GRADIENTS]
+    given = (trained.params, trained.knobs.model, trained.knobs.mask, sequences)
+    return Reach(np.asarray(_receptive_field(arch, *given), np.float64))
+
+
 KINDS: Mapping[str, Kind] = {
     "shuffled_prefix": Kind(ShuffledPrefix.FILE, shuffled_prefix),
     "loss_by_length": Kind(LossByLength.FILE, loss_by_length),
@@ -191,6 +198,7 @@ KINDS: Mapping[str, Kind] = {
     "probes_beyond_reach": Kind(ProbesBeyondReach.FILE, probes_beyond_reach),
     "truncated_context": Kind(TruncatedContext.FILE, truncated_context),
     "samples": Kind(Samples.FILE, samples),
+    "reach": Kind(Reach.FILE, reach),
 }
 
 
@@ -198,11 +206,19 @@ _last_losses = jax.jit(context_use.last_losses, static_argnums=0)
 _init = jax.jit(model.init, static_argnums=0)
 _logits = jax.jit(training.logits_of, static_argnums=0)
 _without_future = jax.jit(context_use.losses_without_future, static_argnums=0)
+_receptive_field = jax.jit(context_use.receptive_field, static_argnums=0)
 
 
 @functools.lru_cache(maxsize=1)
 def _five_grams(corpus: Corpus) -> NGramModel:
     return NGramModel.fit(corpus.train, corpus.vocabulary.size)
+
+
+def _refuse_masked_lm(trained: Trained) -> None:
+    if float(trained.knobs.objective.mask_rate) > 0:
+        raise ValueError(
+            f"{trained.name}: masked_lm asks for hidden tokens from both sides; allowed: next_token, prefix_lm"
+        )
 
 
 def _kind(name: str) -> Kind:

@@ -7,7 +7,7 @@ import pytest
 from fake_runs import fake_run
 
 from attnlab import context_plots
-from attnlab.context_measurements import Samples, TruncatedContext
+from attnlab.context_measurements import Reach, Samples, TruncatedContext
 from attnlab.plots import NothingToDrawError
 from attnlab.report import context
 from attnlab.report.source import Source, facts
@@ -21,6 +21,7 @@ def runs(tmp_path):
     for seed, run in enumerate(made):
         run.path.mkdir()
         TruncatedContext([0.1, 2.0 + seed], [3.0, 4.0]).write(run.path)
+        Reach([6.0, 3.0, 1.0, 0.0]).write(run.path)
         Samples("thou\nart", score=2.5, filling=3.0, full=2.25 + seed, real=1.75).write(run.path)
     return [*made, fake_run("plain", 0, [2.0])]
 
@@ -41,6 +42,15 @@ def test_table_has_loss_beside_what_it_hides_and_a_text(runs):
     for number in ("0.800", "3.500", "2.500", "3.000", "2.750", "1.750"):
         assert f">{number}<" in row
     assert "thou\\nart" in page, "line ends are shown, not obeyed"
+    assert "plain" not in page
+
+
+def test_reach_is_drawn_up_to_the_farthest_token_and_counted(runs):
+    (axis,) = context_plots.reach(Results(runs), ["open", "plain"]).axes
+    np.testing.assert_allclose(axis.lines[0].get_ydata(), [0.6, 0.3, 0.1, np.nan])
+    page = context.reach(facts(Source("leak", runs)))
+    cells = page[page.index(">open<") :]
+    assert [cells.index(f">{n}<") for n in ("1.0", "2.0", "3.0")]
     assert "plain" not in page
 
 

@@ -7,7 +7,7 @@ import pytest
 from fake_runs import fake_run
 
 from attnlab import measurements
-from attnlab.context_measurements import Samples, TruncatedContext
+from attnlab.context_measurements import Reach, Samples, TruncatedContext
 from attnlab.measurements import LossByLength, Probes, ShuffledPrefix
 from attnlab.results import Results
 
@@ -16,6 +16,7 @@ STORED = {
     "shuffled": ShuffledPrefix([2.0, 1.5], [3.0, 3.5]),
     "length": LossByLength(32, [32, 48, 64], [1.9, 2.0, 2.6]),
     "truncated": TruncatedContext([1.2, 0.4], [1.2, 2.9]),
+    "reach": Reach([0.5, 0.25, 0.0]),
     "samples": Samples("thou", score=2.5, filling=3.0, full=2.4, real=1.9),
 }
 
@@ -54,6 +55,7 @@ def test_what_is_written_is_read_back(name, run, tmp_path):
         (lambda: LossByLength(8, [8, 8], [1.0, 1.0]), "ascending"),
         (lambda: LossByLength(8, [8, 16], [1.0]), "one per loss"),
         (lambda: TruncatedContext([1.0], [1.0, 2.0]), "got 1 and 2"),
+        (lambda: Reach([0.0, 0.0]), "0 everywhere"),
         (
             lambda: Samples("", score=np.nan, filling=1.0, full=1.0, real=1.0),
             "score: must be finite",
@@ -103,3 +105,9 @@ def test_results_collect_a_measurement_by_seed(tmp_path):
     (tmp_path / "1").mkdir()
     STORED["shuffled"].write(tmp_path / "1")
     assert list(Results(runs).measured(ShuffledPrefix.read, "a")) == [1]
+
+
+def test_reach_counts_tokens_from_the_last_one():
+    found = Reach([5.0, 3.0, 1.0, 0.0, 1.0, 0.0])
+    assert [found.tokens_holding(share) for share in (0.5, 0.8, 0.85, 0.9, 1.0)] == [1, 2, 3, 3, 5]
+    assert found.farthest == 5

@@ -9,7 +9,7 @@ import tiny
 
 from attnlab import measuring, probes
 from attnlab.claims import Measurement
-from attnlab.context_measurements import Samples, TruncatedContext
+from attnlab.context_measurements import Reach, Samples, TruncatedContext
 from attnlab.measurements import LossByLength, Probes, ProbesBeyondReach, ShuffledPrefix
 from attnlab.tracking import read_runs
 
@@ -39,6 +39,7 @@ def measured(trained_workdir, tmp_path_factory):
             Measurement("probes_beyond_reach", ("window",)),
             Measurement("truncated_context", ("learned",)),
             Measurement("samples", ("window",)),
+            Measurement("reach", ("window",)),
         )
         said = []
         assert measuring.measure(work, finished(work), wanted, tiny.BASE, say=said.append)
@@ -56,7 +57,7 @@ def test_each_arm_is_measured_as_asked_and_no_other(measured):
     assert set(by_arm(work, LossByLength)) == {"learned", "window"}
     assert set(by_arm(work, Probes)) == {"window"}
     assert set(by_arm(work, Samples)) == {"window"}
-    assert len(said) == 7
+    assert len(said) == 8
 
 
 def test_lengths_go_beyond_training_where_no_table_ends(measured):
@@ -125,6 +126,12 @@ def test_shuffling_changes_the_loss_of_a_member_that_uses_order(measured):
 def test_a_causal_member_loses_nothing_with_the_future_cut_off(measured):
     found = by_arm(measured[0], TruncatedContext)["learned"]
     np.testing.assert_allclose(found.whole, found.truncated, rtol=1e-5)
+
+
+def test_reach_ends_where_the_window_does(measured):
+    found = by_arm(measured[0], Reach)["window"]
+    assert len(found.influence) == 8
+    assert found.farthest == 3, "one layer, a window of 3"
 
 
 def test_the_future_of_masked_tokens_cannot_be_cut_off(trained_workdir):

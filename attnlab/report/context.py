@@ -1,8 +1,10 @@
-"""What trained members make of their context, as tables: what the loss hides, and what they write."""
+"""What trained members make of their context, as tables: what the loss hides, what they write, how far they read."""
+
+from collections.abc import Callable
 
 import numpy as np
 
-from attnlab.context_measurements import Samples, TruncatedContext
+from attnlab.context_measurements import Reach, Samples, TruncatedContext
 from attnlab.report.markup import Markup, element, join, table
 from attnlab.report.source import Facts
 
@@ -11,10 +13,36 @@ SHOWN = 300  # characters of a sampled text
 
 def future(facts: Facts) -> Markup:
     """Loss beside what it is without the future and beside the quality of samples; then a text of each arm."""
+    return _or_why_not(_future, facts)
+
+
+def reach(facts: Facts) -> Markup:
+    """How many of the last tokens hold half and nine tenths of all influence, and how many have any."""
+    return _or_why_not(_reach, facts)
+
+
+def _or_why_not(build: Callable[[Facts], Markup], facts: Facts) -> Markup:
+    """A table, or the reason why there is none: a damaged file costs its table, not the page."""
     try:
-        return _future(facts)
-    except ValueError as error:  # a damaged file costs its table, not the page
+        return build(facts)
+    except ValueError as error:
         return element("p", f"Not shown: {error}", class_="muted")
+
+
+def _reach(facts: Facts) -> Markup:
+    rows = []
+    for arm in facts.results.arms:
+        found = list(facts.results.measured(Reach.read, arm).values())
+        if found:
+            held = (_mean([float(x.tokens_holding(s)) for x in found], 1) for s in (0.5, 0.9))
+            rows.append((arm, *held, _mean([float(x.farthest) for x in found], 1)))
+    if not rows:
+        return Markup("")
+    return table(
+        ("arm", "hold 50 %", "hold 90 %", "have any"),
+        rows,
+        caption="How many of the last tokens hold the influence on the last prediction, means over seeds.",
+    )
 
 
 def _future(facts: Facts) -> Markup:
@@ -61,5 +89,5 @@ def _future(facts: Facts) -> Markup:
     return join(parts)
 
 
-def _mean(values: list[float]) -> str:
-    return f"{sum(values) / len(values):.3f}" if values else ""
+def _mean(values: list[float], digits: int = 3) -> str:
+    return f"{sum(values) / len(values):.{digits}f}" if values else ""

@@ -9,7 +9,7 @@ from typing import TypeVar
 from matplotlib.figure import Figure
 
 from attnlab import context_plots, measurement_plots, plots
-from attnlab.context_measurements import TruncatedContext
+from attnlab.context_measurements import Reach, TruncatedContext
 from attnlab.measurements import LossByLength, Probes, ShuffledPrefix
 from attnlab.plots import NothingToDrawError
 from attnlab.report.source import Facts, varying
@@ -202,6 +202,15 @@ def _measured(facts: Facts, everything: Mapping[str, Sequence[str]]) -> Iterator
             "future.",
             f"Lines of loss by position with and without the future for the arms {', '.join(few)}.",
             partial(context_plots.truncated_context, results, few),
+        )
+    for stem, few in _chunks("reach", _arms_with(Reach.read, results), LINES):
+        yield _Wanted(
+            "reach",
+            stem,
+            "How much the last prediction depends on the tokens before it, by distance: the mean norm of its gradient, as "
+            "a share of all.",
+            f"Lines of influence by distance for the arms {', '.join(few)}.",
+            partial(context_plots.reach, results, few),
         )
     for stem, few in _chunks("attention_entropy", results.arms, HEAT_MAPS):
         yield _Wanted(
