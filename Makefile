@@ -35,7 +35,7 @@ test-slow: $(INSTALLED)
 
 # Kills, full disks, broken checkpoints and the like at every point of a sweep; ends with a table.
 test-faults: $(INSTALLED)
-	@$(BIN)/pytest -m faults -n $(JOBS) $(ARGS)
+	@$(BIN)/pytest -m faults -n $(JOBS) tests/faults $(ARGS)
 
 # A real SLURM of one node, started for the test: needs root, and Debian's packages or a way to install them.
 test-slurm: $(INSTALLED)
