@@ -29,6 +29,7 @@ from attnlab.rules import Rule
 EXPERIMENTS: Mapping[str, str] = {
     "nope": "experiments.nope",
     "leak": "experiments.leak",
+    "skipping": "experiments.skipping",
     "qk_norm": "experiments.qk_norm",
     "scaling": "experiments.scaling",
     "ladder": "experiments.ladder",

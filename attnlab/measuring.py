@@ -14,7 +14,9 @@ import jax
 import numpy as np
 import optax
 
-from attnlab import context_use, mask_text, model, objectives, probes, training, windowed_sampling
+from attnlab import (
+    context_use, mask_text, model, objectives, probes, timing, training, windowed_sampling,
+)  # fmt: skip
 from attnlab.claims import Measurement
 from attnlab.context_measurements import Reach, Samples, TruncatedContext
 from attnlab.data.corpus import Corpus
@@ -24,6 +26,7 @@ from attnlab.data.vocabulary import Tokens
 from attnlab.measurements import LossByLength, Probes, ProbesBeyondReach, ShuffledPrefix
 from attnlab.members import Trained, load_all
 from attnlab.results import FINISHED, Run, arm_of
+from attnlab.time_measurements import AttentionTime, UpdateTime
 
 # Of the draws behind all measurements: sequences, orders, probes.
 SEED = 20_221_104
@@ -199,6 +202,8 @@ KINDS: Mapping[str, Kind] = {
     "truncated_context": Kind(TruncatedContext.FILE, truncated_context),
     "samples": Kind(Samples.FILE, samples),
     "reach": Kind(Reach.FILE, reach),
+    "update_time": Kind(UpdateTime.FILE, timing.update_time),
+    "attention_time": Kind(AttentionTime.FILE, timing.attention_time),
 }
 
 

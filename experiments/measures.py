@@ -83,6 +83,27 @@ def minus(first: Measure, second: Measure) -> Measure:
     return measure
 
 
+def ratio(first: Measure, second: Measure) -> Measure:
+    """The first measure over the second, over the seeds of both."""
+
+    def measure(results: Results) -> dict[int, float]:
+        a, b = first(results), second(results)
+        return {seed: a[seed] / b[seed] for seed in a if seed in b}
+
+    return measure
+
+
+def smallest(*several: Measure) -> Measure:
+    """The smallest of several measures in each seed, over the seeds of all: "each of these is above ..."."""
+
+    def measure(results: Results) -> dict[int, float]:
+        found = [one(results) for one in several]
+        seeds = [seed for seed in found[0] if all(seed in other for other in found)]
+        return {seed: min(one[seed] for one in found) for seed in seeds}
+
+    return measure
+
+
 def largest(*several: Measure) -> Measure:
     """The largest of several measures in each seed, over the seeds of all: "each of these is below ..."."""
 

@@ -21,7 +21,7 @@ PYTHONS = ("3.11", "3.12", "3.13")
 
 # Which room a file belongs to, and which rooms it may import from. A new file belongs in one of them.
 ROOMS = {
-    "arrays": ("masks", "mask_text", "attention", "positions", "norms"),
+    "arrays": ("masks", "mask_text", "attention", "positions", "norms", "recurrence"),
     "pytrees": (
         "knobs",
         "kv_cache",
@@ -61,6 +61,7 @@ ROOMS = {
     ),
     "runs": (
         "plan",
+        "timing",
         "processes",
         "fitting",
         "population",

@@ -1,0 +1,69 @@
+"""Timing what a member does, alone on the machine: whole updates, and attention by itself."""
+
+import functools
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from attnlab import training
+from attnlab.attention import attend
+from attnlab.data import feed
+from attnlab.members import Trained
+from attnlab.time_measurements import AttentionTime, UpdateTime
+
+TURNS = 5
+LEAST_SECONDS = 0.05  # of a turn of attention: the clock and the dispatch are not what is measured
+
+
+def update_time(trained: Trained) -> UpdateTime:
+    """Seconds of an update, from the member's first parameters on, in calls of `log_every` updates."""
+    task, knobs, budget = trained.task, trained.knobs, trained.task.budget
+    tokens = jax.device_put(feed.device_tokens(trained.corpus, documents=budget.packed))
+    state = jax.jit(functools.partial(training.init_state, task))(knobs)
+    chunk = jax.jit(functools.partial(training.train_chunk, task))
+    seconds = _turns(lambda: chunk(state, knobs, tokens)) / budget.log_every
+    return UpdateTime(seconds, budget.batch_size, task.architecture.context, _device())
+
+
+def attention_time(trained: Trained) -> AttentionTime:
+    """Seconds of the member's attention and its gradient on random inputs: its implementation, mask, heads and batch."""
+    arch, knobs, B = trained.architecture, trained.knobs, trained.task.budget.batch_size
+    shape = (B, arch.context, arch.heads, arch.head_dim)
+    q, k, v, w = (jax.random.normal(key, shape) for key in jax.random.split(jax.random.key(0), 4))
+
+    def weighted(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        out = attend(q, k, v, knobs.mask, scale=knobs.model.logit_scale, impl=arch.attention)
+        assert isinstance(out, jax.Array)  # without statistics
+        return jnp.vdot(out, w)
+
+    step = jax.jit(jax.grad(weighted, argnums=(0, 1, 2)))
+    jax.block_until_ready(step(q, k, v))
+    started = time.perf_counter()
+    jax.block_until_ready(step(q, k, v))
+    calls = max(1, round(LEAST_SECONDS / (time.perf_counter() - started)))
+
+    def turn() -> Any:
+        for _ in range(calls):
+            last = step(q, k, v)
+        return last
+
+    return AttentionTime(_turns(turn) / calls, B, arch.context, _device())
+
+
+def _turns(run: Callable[[], Any]) -> np.ndarray:
+    """Seconds of each of TURNS calls, after one that compiles and warms up."""
+    jax.block_until_ready(run())
+    seconds = []
+    for _ in range(TURNS):
+        started = time.perf_counter()
+        jax.block_until_ready(run())
+        seconds.append(time.perf_counter() - started)
+    return np.array(seconds)
+
+
+def _device() -> str:
+    return jax.devices()[0].device_kind
