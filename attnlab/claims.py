@@ -34,6 +34,9 @@ EXPERIMENTS: Mapping[str, str] = {
     "scaling": "experiments.scaling",
     "ladder": "experiments.ladder",
     "families": "experiments.families",
+    "residual": "experiments.residual",
+    "heads": "experiments.heads",
+    "position_kinds": "experiments.position_kinds",
 }
 
 

@@ -29,7 +29,9 @@ REMAT = ("none", "dots", "block")
 ONE: Any = np.float32(1.0)
 LOGIT_SCALES = ("inv_sqrt_head_dim", "inv_head_dim", "inv_sqrt_width", "none", "uniform")
 # Fields of Architecture that list what a group's members differ in, a gate each.
-FAMILIES = ("position_families", "qk_norms", "norms", "placements", "learned_scale")
+FAMILIES = (
+    "position_families", "qk_norms", "norms", "placements", "learned_scale", "concatenation",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,7 @@ class Architecture:
     norms: tuple[str, ...] = ()  # of `norms.GATED_NORMS`
     placements: tuple[str, ...] = ()  # of `norms.PLACEMENTS`, without "pre"
     learned_scale: tuple[str, ...] = ()  # ("learned",) or nothing
+    concatenation: tuple[str, ...] = ()  # ("learned",) or nothing: of learned positions
 
     @property
     def head_dim(self) -> int:
@@ -99,6 +102,7 @@ class ModelKnobs:
     `logit_scale`: float32, multiplies q.k, and is where a learned scale starts. `attention`, `mlp`: float32,
     multiply the output of each sublayer, and 0 leaves the stream as it is. `residual`: float32, multiplies the stream
     that the output of a sublayer is added to. `norm`, `placement`: bool. `learned_scale`: float32, 1 on, 0 off.
+    `concatenation`: int32, the last so many dimensions are the positions' and the others the tokens'; 0, they are added.
     `norm_statistics`: what BatchNorm uses instead of the batch at hand, by place; empty in training.
     """
 
@@ -112,6 +116,7 @@ class ModelKnobs:
     norm: dict[str, Array] = dataclasses.field(default_factory=dict)
     placement: dict[str, Array] = dataclasses.field(default_factory=dict)
     learned_scale: dict[str, Array] = dataclasses.field(default_factory=dict)
+    concatenation: dict[str, Array] = dataclasses.field(default_factory=dict)
     norm_statistics: dict[str, tuple[Array, Array]] = dataclasses.field(default_factory=dict)
 
 
@@ -230,11 +235,25 @@ def check_values(config: Mapping[str, Any]) -> None:
         raise ValueError(
             f"config.model.width: sinusoidal positions need an even width, got {flat['model.width']}"
         )
+    _check_position_dims(flat, families)
     parse_logit_scale(flat["model.logit_scale"], head_dim=head_dim, width=flat["model.width"])
     tokenizing.check(flat["tokenizer"])
     _check_packing(flat)
     _check_objective(flat)
     _check_mask(flat)
+
+
+def _check_position_dims(flat: Mapping[str, Any], families: frozenset[str]) -> None:
+    dims, width = flat["model.position_dims"], flat["model.width"]
+    if not 0 <= dims < width:
+        raise ValueError(
+            f"config.model.position_dims: got {dims}; allowed: 0 to {width - 1}, fewer than the width"
+        )
+    if dims and ("learned" not in families or "sinusoidal" in families):
+        raise ValueError(
+            f"config.model.position_dims: got {dims} with positions {flat['positions']!r}; allowed: 0, or learned "
+            "positions without a sinusoid"
+        )
 
 
 def _check_optimizer(flat: Mapping[str, Any]) -> None:
@@ -348,6 +367,7 @@ def architecture(config: Mapping[str, Any], *, vocab_size: int, input_size: int)
         norms=(model["norm"],) if model["norm"] in norms.GATED_NORMS else (),
         placements=() if model["norm_placement"] == "pre" else (model["norm_placement"],),
         learned_scale=("learned",) if model["learn_logit_scale"] else (),
+        concatenation=("learned",) if model["position_dims"] else (),
     )
 
 
@@ -402,6 +422,7 @@ def knobs(config: Mapping[str, Any], arch: Architecture) -> Knobs:
             norm={k: jnp.bool_(k == model["norm"]) for k in arch.norms},
             placement={k: jnp.bool_(k == model["norm_placement"]) for k in arch.placements},
             learned_scale={k: jnp.float32(model["learn_logit_scale"]) for k in arch.learned_scale},
+            concatenation={k: jnp.int32(model["position_dims"]) for k in arch.concatenation},
         ),
         optimizer=OptimizerKnobs(
             learning_rate=jnp.float32(optimizer["learning_rate"]),

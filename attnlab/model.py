@@ -375,6 +375,12 @@ class Transformer(nn.Module):
         x_BTD = sharding.whole(table_VD)[tokens_BT]
         if "learned" in a.position_families:
             learned = LearnedPositions(a.context, name="positions")(positions_BT, a.width)
+            if a.concatenation:
+                # A sum of vectors that keep to their own dimensions is their concatenation.
+                dims = knobs.concatenation["learned"]
+                of_token_11D = (jnp.arange(a.width) < a.width - dims)[None, None]
+                x_BTD = jnp.where(of_token_11D, x_BTD, 0.0)
+                learned = jnp.where(of_token_11D & (dims > 0), 0.0, learned)
             x_BTD = x_BTD + knobs.positions["learned"] * learned
         if "sinusoidal" in a.position_families:
             # Vaswani et al. scale the tokens up by sqrt(D) instead; the ratio of the two is the same.
@@ -397,6 +403,7 @@ def init(arch: Architecture, seed: Array, gain: Array | float = 1.0) -> Params:
         norm=dict.fromkeys(arch.norms, jnp.bool_(False)),
         placement=dict.fromkeys(arch.placements, jnp.bool_(False)),
         learned_scale=dict.fromkeys(arch.learned_scale, zero),
+        concatenation=dict.fromkeys(arch.concatenation, jnp.int32(0)),
     )
     tokens = jnp.zeros((1, 1), jnp.int32)
     one = jnp.ones((1, 1, 1), jnp.int32)

@@ -50,6 +50,9 @@ def get_config(arg: str = "") -> ConfigDict:
     c.model.attention_branch = 1.0  # DATA    multiplies the output of attention; 0: none
     c.model.mlp_branch = 1.0  # DATA    the same for the MLP
     c.model.init_gain = 1.0  # DATA    multiplies kernels at the start; 0.577: PyTorch's variance
+    c.model.position_dims = (
+        0  # DATA    of the width, for learned positions alone; 0: added to tokens
+    )
     c.model.qk_norm = "none"  # DATA    none | layernorm | rmsnorm | l2
     c.model.logit_scale = (
         "inv_sqrt_head_dim"  # DATA  | inv_head_dim | inv_sqrt_width | none | uniform | a number

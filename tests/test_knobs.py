@@ -49,6 +49,7 @@ FAMILIES = [
     {"model.norm": "batchnorm"},
     {"model.norm_placement": "post"},
     {"model.learn_logit_scale": True},
+    {"model.position_dims": 4},
 ]
 STATIC = [
     {"context": 4},
@@ -166,6 +167,15 @@ def test_mup_scale_at_head_dim_64():
 
 
 BAD = [
+    ({"model.position_dims": 16}, ("config.model.position_dims", "got 16", "allowed: 0 to 15")),
+    (
+        {"model.position_dims": 4, "positions": "rope"},
+        ("config.model.position_dims", "got 4 with positions 'rope'", "allowed: 0, or learned"),
+    ),
+    (
+        {"model.position_dims": 4, "positions": "learned+sinusoidal"},
+        ("config.model.position_dims", "'learned+sinusoidal'", "without a sinusoid"),
+    ),
     # change, pieces of the message: field, value, what is allowed
     ({"context": 0}, ("config.context", "at least 1", "got 0")),
     ({"batch_size": -1}, ("config.batch_size", "at least 1", "got -1")),

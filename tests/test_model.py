@@ -250,6 +250,27 @@ def test_every_kind_of_block_equals_its_equations_in_float64(change):
     np.testing.assert_allclose(logits, expected, atol=2e-5)
 
 
+def test_positions_beside_tokens_are_a_sum_of_tables_cut_to_their_own_dimensions():
+    beside = with_families(ARCH, {"learned"}, concatenation=("learned",))
+    params, mask, own = random_params(beside), masks.causal(T), 5
+
+    def logits(dims, params=params, arch=beside):
+        gates = knobs(arch)
+        if arch.concatenation:
+            gates = dataclasses.replace(gates, concatenation={"learned": jnp.int32(dims)})
+        return forward(arch, params, TOKENS_BT, mask, gates)
+
+    cut = {
+        **params,
+        "embedding": params["embedding"].at[:, -own:].set(0),
+        "positions": {"table": params["positions"]["table"].at[:, :-own].set(0)},
+    }
+    np.testing.assert_array_equal(logits(own), logits(0, cut))
+    added = with_families(ARCH, {"learned"})
+    np.testing.assert_array_equal(logits(0), logits(0, arch=added))
+    assert np.abs(logits(own) - logits(0)).max() > 1e-2
+
+
 def test_without_branches_the_network_is_a_bigram_model():
     gates = knobs(BLOCKS, attention=0.0, mlp=0.0)
     tokens = np.array([[3, 1, 4], [5, 1, 3]], np.int32)
