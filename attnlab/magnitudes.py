@@ -8,8 +8,13 @@ from attnlab.model import Params
 
 
 def norms(tree: Params) -> Array:
-    """Euclidean norm of all parameters of each block, or of what is shaped like them: float32 [L]."""
-    return jnp.stack([_norm(jax.tree.leaves(block)) for block in blocks(tree)])
+    """Euclidean norm of all parameters of each block, or of what is shaped like them: float32 [L].
+
+    One whose square no float32 holds is given as the largest whose square one does. The sums are those that clipping
+    needs of a gradient, so that XLA computes them once.
+    """
+    most = float(jnp.finfo(jnp.float32).max)
+    return jnp.stack([jnp.sqrt(jnp.minimum(_square(block), most)) for block in blocks(tree)])
 
 
 def rms(tree: Params) -> Array:
@@ -23,9 +28,5 @@ def blocks(tree: Params) -> list[Params]:
     return [tree[name] for name in sorted(tree) if name.startswith("block_")]
 
 
-def _norm(leaves: list[Array]) -> Array:
-    """In units of the largest entry, whose square alone may be more than a float32 holds."""
-    largest = jnp.max(jnp.stack([jnp.max(jnp.abs(x)) for x in leaves]))
-    unit = jnp.where(largest > 0, largest, 1.0)
-    total = sum((jnp.sum(jnp.square(x / unit)) for x in leaves), jnp.float32(0.0))
-    return unit * jnp.sqrt(total)
+def _square(block: Params) -> Array:
+    return sum((jnp.sum(jnp.square(x)) for x in jax.tree.leaves(block)), jnp.float32(0.0))

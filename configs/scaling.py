@@ -26,9 +26,9 @@ def get_config(preset: str = "quick") -> ConfigDict:
     if preset == "smoke":
         c.model.width = 64  # or heads of 64 do not fit
     if preset == "quick":
-        # 102 members. The ledger asks for a width of 256, heads of 256 and five rates: that is `standard`.
-        c.steps, c.log_every, c.eval.every, c.eval.windows = 400, 10, 40, 256
-        c.model.layers = 2
+        # 66 members. The ledger asks for a width of 256, heads of 256 and five rates: that is `standard`.
+        c.batch_size, c.steps, c.log_every, c.eval.every = 16, 300, 10, 30
+        c.model.layers, c.eval.windows, c.eval.final_windows = 2, 256, 512
     if preset == "standard":
         c.context, c.steps, c.eval.every = 64, 2000, 100
         c.model.width = 256

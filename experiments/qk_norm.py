@@ -48,6 +48,7 @@ class Size:
 
 SIZES: Mapping[str, Size] = {
     "25k": Size(2, 32),
+    "98k": Size(2, 64),
     "0.2M": Size(4, 64),
     "0.8M": Size(4, 128),
     "4.7M": Size(6, 256),
@@ -98,9 +99,14 @@ FIVE = ("none", "layernorm", "rmsnorm", "l2", "softcap")
 # Preset -> size -> which norms are trained at it.
 PRESETS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "smoke": {"25k": ("none", "layernorm", "l2")},
-    "quick": {"25k": FIVE, "0.2M": PAIR},
-    "standard": {"25k": (*FIVE, "layernorm-unscaled"), "0.2M": FIVE, "0.8M": PAIR},
-    "gpu": {"0.2M": FIVE, "0.8M": FIVE, "4.7M": PAIR, "25M": PAIR},
+    "quick": {"25k": FIVE, "98k": PAIR},
+    "standard": {
+        "25k": (*FIVE, "layernorm-unscaled"),
+        "98k": PAIR,
+        "0.2M": FIVE,
+        "0.8M": PAIR,
+    },
+    "gpu": {"98k": PAIR, "0.2M": FIVE, "0.8M": FIVE, "4.7M": PAIR, "25M": PAIR},
 }
 SEEDS = {"smoke": 2, "quick": 3, "standard": 3, "gpu": 3}
 
@@ -268,12 +274,12 @@ CLAIM = Claim(
     controls=tuple(part for size in SIZES for part in _controls(size)),
     presets={
         "smoke": "seconds; shows that the machinery runs, its verdicts mean nothing",
-        "quick": "25 thousand parameters with five norms, 0.2 million with two",
+        "quick": "25 thousand parameters with five norms, 98 thousand with two",
         "standard": "up to 0.8 million parameters, 2000 updates; hours on two cores",
         "gpu": "up to 25 million parameters; for an accelerator",
     },
     seeds=SEEDS["quick"],
-    rests_on=("V1-0.2M", "V2-0.2M"),
+    rests_on=("V1-98k", "V2-98k"),
     gaps=tuple(
         Gap(f"{norm}, rate {rate:g}, {size}", label(norm, size, rate), label("none", size, rate))
         for size in SIZES

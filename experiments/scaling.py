@@ -72,13 +72,19 @@ def arms(width: int) -> dict[str, dict[str, Any]]:
 
 PRESETS = ("smoke", "quick", "standard", "gpu")
 SEEDS = {"smoke": 2, "quick": 3, "standard": 5, "gpu": 3}
-LEFT_OUT = {"quick": ("lr0.002", "lr0.008"), "smoke": ("lr0.002", "lr0.008", "lr0.001", "lr0.016")}
+# In minutes, every scale at every head size; the initialiser and two more rates where they matter most.
+VARIANTS = ("none-h64-torch", "sqrt-h64-torch", "sqrt-h16-qknorm")
+OF_RATE = tuple(label(scale, 64, f"lr{rate:g}") for scale in TWO for rate in (1e-3, 1.6e-2))
 
 
 def members(preset: str, width: int) -> dict[str, dict[str, Any]]:
     """The arms of a preset."""
-    left_out = LEFT_OUT.get(preset, ())
-    return {arm: o for arm, o in arms(width).items() if not arm.endswith(left_out or ("never",))}
+    everything = arms(width)
+    if preset not in ("smoke", "quick"):
+        return everything
+    plain = {label(scale, size) for scale in SCALES for size in SMALL}
+    chosen = plain | set(VARIANTS) | set(OF_RATE if preset == "quick" else ())
+    return {arm: overrides for arm, overrides in everything.items() if arm in chosen}
 
 
 def early(arm: str, metric: str = METRIC) -> Measure:
@@ -287,7 +293,7 @@ CLAIM = Claim(
     controls=CONTROLS,
     presets={
         "smoke": "seconds; shows that the machinery runs, its verdicts mean nothing",
-        "quick": "width 64, heads of 4, 16 and 64, three learning rates",
+        "quick": "width 64, heads of 4, 16 and 64, three learning rates at 64",
         "standard": "width 256, heads up to 256, five learning rates; hours on two cores",
         "gpu": "width 256, 6 layers, T 256; for an accelerator",
     },

@@ -19,7 +19,7 @@ NONE = (2.6, 2.3, 2.05, 1.985, 2.4, 2.7, START)
 LOGITS = (3.0, 4.0, 5.0, 8.0, 60.0, 2e3, 4e4)
 
 
-def runs(none=NONE, norm=NORM, *, logits=LOGITS, size="0.2M", **fates):
+def runs(none=NONE, norm=NORM, *, logits=LOGITS, size="98k", **fates):
     """Runs of both grids, three seeds a hundredth apart; what ends at the start's loss diverged; `fates`: by run id."""
     made = []
     for name, ends in (("none", none), ("layernorm", norm)):
@@ -77,13 +77,13 @@ def test_logits_that_do_not_grow_with_the_loss_refute_v4():
 def test_grid_without_a_failing_rate_and_model_that_is_stuck_answer_nothing(none, control, void):
     found = judged(none=none)
     assert {id for id, j in found.items() if j.verdict is Verdict.INVALID} == void
-    assert all(f"control {control}-0.2M failed" in found[id].reason for id in void)
+    assert all(f"control {control}-98k failed" in found[id].reason for id in void)
 
 
 def test_run_that_has_not_ended_voids_and_one_that_diverged_does_not():
     found = judged(**{"none_0.03_1": "interrupted"})
     assert {j.verdict for j in found.values()} == {Verdict.INVALID}
-    assert "none-0.2M-0.03 seed 1 is interrupted" in found["V1"].reason
+    assert "none-98k-0.03 seed 1 is interrupted" in found["V1"].reason
 
 
 def test_rates_multiplied_by_a_constant_shift_the_curve_and_do_not_flatten_it():
@@ -102,12 +102,12 @@ def test_rates_multiplied_by_a_constant_shift_the_curve_and_do_not_flatten_it():
 def test_logit_without_a_finite_value_is_the_largest():
     made = [replace(r, history=dict(r.history)) for r in runs()]
     for run in made:
-        if run.config["arm"] == label("none", "0.2M", 0.3):
+        if run.config["arm"] == label("none", "98k", 0.3):
             for layer in range(4):
                 run.history[f"attn/max_logit_l{layer:02d}"] = np.full(
                     len(run.history["step"]), np.inf
                 )
-    value = learning_rates.logit_correlation(grid("none", "0.2M"), 4)(Results(made))[0]
+    value = learning_rates.logit_correlation(grid("none", "98k"), 4)(Results(made))[0]
     assert value == pytest.approx(1.0), "of rates 0.01, 0.03, 0.1 and 0.3"
 
 
@@ -118,7 +118,7 @@ def test_arms_differ_in_norm_size_and_rate_and_in_nothing_else():
         assert arm.endswith(f"-{overrides['optimizer.learning_rate']:g}")
         assert set(overrides) - of_norm == of_size | {"optimizer.learning_rate"}
         assert overrides["model.width"] == 32 * overrides["model.heads"]
-    assert grid("none", "0.2M")[3e-3] == "none-0.2M-0.003"
+    assert grid("none", "98k")[3e-3] == "none-98k-0.003"
     # Henry et al. 2020: log2(L^2 - L).
     assert qk_norm.norms(64)["l2"]["model.logit_scale"] == f"{np.log2(64 * 63):.3f}"
 

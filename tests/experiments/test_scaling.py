@@ -108,14 +108,17 @@ def test_arms_are_what_they_say_and_differ_in_nothing_else():
     assert made[label("sqrt", 16, "qknorm")]["model.qk_norm"] in norms.QK_NORMS
     assert {int(arm.split("-")[1][1:]) for arm in scaling.arms(64)} == {4, 16, 64}
     quick = scaling.members("quick", 64)
-    assert label("none", 16, "lr0.001") in quick
-    assert label("none", 16, "lr0.002") not in quick
+    assert label("none", 64, "lr0.001") in quick
+    assert label("none", 16, "lr0.001") not in quick
+    needed = {arm for s in scaling.SUBCLAIMS if s.id != "C3-256" for arm in s.arms}
+    assert needed <= set(quick)
+    assert needed <= set(scaling.members("smoke", 64))
 
 
 def test_a_head_size_is_one_program():
     planned = groups("scaling", "quick")
     assert [g.task.architecture.head_dim for g in planned] == list(SMALL)
-    assert {len(g.members) for g in planned} == {12}
+    assert [len(g.members) for g in planned] == [5, 6, 11]
     assert HEAD_DIMS[:3] == SMALL
 
 
