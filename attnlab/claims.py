@@ -32,6 +32,7 @@ EXPERIMENTS: Mapping[str, str] = {
     "skipping": "experiments.skipping",
     "qk_norm": "experiments.qk_norm",
     "scaling": "experiments.scaling",
+    "norm_placement": "experiments.norm_placement",
     "ladder": "experiments.ladder",
     "families": "experiments.families",
     "residual": "experiments.residual",

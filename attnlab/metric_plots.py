@@ -8,7 +8,7 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
 
-from attnlab.measurement_plots import legend_below, row_of_axes
+from attnlab.measurement_plots import band, legend_below, row_of_axes
 from attnlab.plots import COLOURS, DASHES, STYLE, NothingToDrawError
 from attnlab.results import Results, Run
 
@@ -76,3 +76,46 @@ def _mean_of(run: Run, columns: str) -> dict[int, float]:
     steps_T = np.asarray(run.history["step"])[there_T].astype(int)
     means_T = values_CT[:, there_T].mean(axis=0)
     return dict(zip(steps_T.tolist(), means_T.tolist(), strict=True))
+
+
+def first_by_layer(
+    results: Results, panels: Mapping[str, Mapping[str, str]], column: str, *, ylabel: str
+) -> Figure:
+    """A metric of each layer in the first row that has it: panel title -> label of a line -> arm; `opt/grad_norm`, say.
+
+    Raises:
+      NothingToDrawError: no run of any arm has such a column.
+    """
+    shown = {
+        title: {
+            label: rows
+            for label, arm in lines.items()
+            if arm in results.arms and (rows := _first_rows(results, arm, column))
+        }
+        for title, lines in panels.items()
+    }
+    shown = {title: lines for title, lines in shown.items() if lines}
+    if not shown:
+        raise NothingToDrawError(f"{ylabel}: no run has it")
+    with mpl.rc_context(STYLE):
+        figure, axes = row_of_axes(len(shown), ylabel=ylabel, width=3.0)
+        for axis, (title, lines) in zip(axes, shown.items(), strict=True):
+            axis.set_title(title, loc="left")
+            for place, (label, rows) in enumerate(lines.items()):
+                values_SL = np.array(rows)
+                band(axis, np.arange(values_SL.shape[1]), values_SL, place, label, marker="o")
+            axis.set_yscale("log")
+            legend_below(axis)
+        figure.supxlabel("layer    (line: mean over seeds; band: smallest to largest)", size=9)
+    return figure
+
+
+def _first_rows(results: Results, arm: str, column: str) -> list[list[float]]:
+    """By seed, the first finite value of each layer."""
+    rows = []
+    for run in results.runs(arm).values():
+        names = sorted(name for name in run.history if re.fullmatch(rf"{column}_l\d+", name))
+        values_LT = [np.asarray(run.history[name], np.float64) for name in names]
+        if names and all(np.isfinite(values).any() for values in values_LT):
+            rows.append([float(values[np.isfinite(values)][0]) for values in values_LT])
+    return rows
