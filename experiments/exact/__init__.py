@@ -19,6 +19,7 @@ from experiments.exact import (
     batch,
     biases,
     depth,
+    edges,
     initialisation,
     masks,
     positions,
@@ -44,6 +45,7 @@ CHECKS = in_order(
         *scaling.CHECKS,
         *initialisation.CHECKS,
         *depth.CHECKS,
+        *edges.CHECKS,
     )
 )
 

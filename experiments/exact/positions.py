@@ -1,5 +1,7 @@
 """What a mask tells about order when nothing else does: networks without position embeddings."""
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from attnlab import masks, model
@@ -285,6 +287,41 @@ def learned_positions_are_added(seed: int) -> Finding:
     )
 
 
+def learned_table_ends_where_training_did(seed: int) -> Finding:
+    """A learned table has a row for each position of the context and no more: a longer text is refused, and positions
+    that are not known before give NaN beyond either end; a plain lookup would read its last row in silence."""
+    rng = lab.generator(seed)
+    table_TD = lab.normal(rng, T, 4)
+    module = model.LearnedPositions(context=T)
+
+    @jax.jit
+    def rows(places_BT: jax.Array) -> jax.Array:
+        return module.apply({"params": {"table": table_TD}}, places_BT, 4)
+
+    def looked_up(places: list[int]) -> np.ndarray:
+        return np.asarray(rows(np.array([places], np.int32)))[0]
+
+    tokens = np.tile(lab.distinct_tokens(rng)[:1], (1, T + 1))
+    try:
+        lab.logits(lab.random_params(lab.NETWORK, rng), tokens, masks.causal(T + 1))
+        refused = False
+    except ValueError as error:
+        refused = f"{T} rows" in str(error)
+    beyond, before = looked_up([T, T + 1, 2 * T]), looked_up([-1, -T])
+    clamped = np.asarray(jnp.asarray(table_TD)[jnp.array([T, 2 * T])])
+    return Finding(
+        (
+            equal(f"{T + 1} tokens refused, and the {T} rows named", refused, True),
+            equal("traced positions from T on: share that is NaN", np.isnan(beyond).mean(), 1.0),
+            equal("traced positions below 0: share that is NaN", np.isnan(before).mean(), 1.0),
+            lab.identical("traced positions 0 to T - 1 against the table", looked_up(list(range(T))), table_TD),
+            lab.identical(
+                "plain lookup at T and 2T against the last row", clamped, np.stack([table_TD[-1]] * 2)
+            ),
+        )
+    )  # fmt: skip
+
+
 CHECKS = (
     Check("I1", encoder_is_permutation_equivariant, 'Six notes L31: "shuffle the tokens and the outputs come back shuffled the same way"'),
     Check("I2", shuffling_the_mask_too_changes_nothing, 'Six notes L122: "shuffle your tokens and shuffle tril identically, you get the same answers"'),
@@ -296,4 +333,5 @@ CHECKS = (
     Check("I8", masked_places_are_indistinguishable, "attnlab: follows from I1; the control of Haviv et al. 2022, arXiv 2203.16634"),
     Check("I28", decoder_cannot_see_the_order_of_its_source, "attnlab: follows from I1"),
     Check("I38", learned_positions_are_added, "One line changed L177: dog and god in miniature"),
+    Check("I39", learned_table_ends_where_training_did, 'One line changed L184: "has only block_size rows and cannot look past them"'),
 )  # fmt: skip

@@ -8,7 +8,7 @@ from attnlab.checks import Outcome, run_check
 from experiments.exact import CHECKS, ERRATA, SOURCES
 
 BY_ID = {check.id: check for check in CHECKS}
-LEDGER = [f"I{n}" for n in range(1, 39)] + [f"M{n}" for n in range(1, 10)]
+LEDGER = [f"I{n}" for n in range(1, 40)] + [f"M{n}" for n in range(1, 11)]
 
 
 @functools.cache

@@ -221,6 +221,13 @@ def width_for_head_dim(text: str, *, head_dim: int, width: int) -> float:
     return head_dim**-0.5
 
 
+class PositionsClamped(model.LearnedPositions):
+    """Looks up the nearest row there is."""
+
+    def __call__(self, positions_BT: Any, width: int) -> Any:
+        return super().__call__(jnp.clip(jnp.asarray(positions_BT), 0, self.context - 1), width)
+
+
 def mean_over_all_places(logits: Any, batch: Any) -> Any:
     total, _ = right_loss(logits, batch)
     return total, jnp.float32(batch.weights.size)
@@ -261,6 +268,7 @@ MUTANTS = {
         positions.rope, rope_of_even_positions, ("I19",), (attention_checks._rotated,)
     ),
     "learned positions start at 1": Mutant(model.LearnedPositions, PositionsFromOne, ("I38",), ()),
+    "learned positions are clamped": Mutant(model.LearnedPositions, PositionsClamped, ("I39",), ()),
     "width and head size are mixed up": Mutant(
         knobs.parse_logit_scale, width_for_head_dim, ("M4",), ()
     ),
@@ -289,5 +297,7 @@ MUTANTS = {
         ("I1", "I2", "I3", "I4", "I5", "I6", "I14", "I28"),
     ),
     "attend lets values choose": Mutant(right_attend, values_choose_too, ("I18",)),
-    "attend may decline": Mutant(right_attend, softmax_one, ("I10", "I11", "I21", "I34", "I35")),
+    "attend may decline": Mutant(
+        right_attend, softmax_one, ("I10", "I11", "I21", "I34", "I35", "M10")
+    ),
 }
