@@ -26,8 +26,13 @@ def flops_per_update(task: Task) -> int:
     Attention counts the whole T x T rectangle, because that is what the dense implementation computes.
     """
     a = task.architecture
-    qkv_and_out = (2 * a.heads + 2 * a.kv_heads) * a.head_dim * a.width
-    per_layer = qkv_and_out + 2 * a.width * a.mlp_width + 2 * a.context * a.heads * a.head_dim
+    if a.mixer == "gru":
+        G = a.recurrent_width
+        mixing = 3 * a.width * G + 3 * G * G + G * a.width
+    else:
+        qkv_and_out = (2 * a.heads + 2 * a.kv_heads) * a.head_dim * a.width
+        mixing = qkv_and_out + 2 * a.context * a.heads * a.head_dim
+    per_layer = mixing + 2 * a.width * a.mlp_width
     multiply_adds = a.layers * per_layer + a.width * a.vocab_size
     tokens = task.budget.batch_size * a.context
     return 3 * 2 * multiply_adds * tokens
@@ -92,6 +97,8 @@ def _activation_bytes(task: Task) -> int:
     dense = choose_impl(T, T, impl=arch.attention) == "dense"
     # Logits and weights in float32; else operands and results of the tiles, in the order of those.
     inside = 2 * examples * arch.heads * T * T * 4 if dense else 8 * tokens * NH * 4
+    if arch.mixer == "gru":
+        inside = 8 * tokens * arch.recurrent_width * element  # gates and states of every step
     block = products + elementwise + inside
     kept = {"none": block, "dots": products + tokens * D * element, "block": tokens * D * element}
     once_more = 0 if arch.remat == "none" else block

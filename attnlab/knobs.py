@@ -26,6 +26,7 @@ from attnlab.optimizer import OptimizerKnobs
 ACTIVATIONS = ("float32", "bfloat16")
 PACKINGS = ("none", "documents")
 REMAT = ("none", "dots", "block")
+MIXERS = ("attention", "gru")
 ONE: Any = np.float32(1.0)
 LOGIT_SCALES = ("inv_sqrt_head_dim", "inv_head_dim", "inv_sqrt_width", "none", "uniform")
 # Fields of Architecture that list what a group's members differ in, a gate each.
@@ -50,6 +51,7 @@ class Architecture:
     heads: int
     kv_heads: int
     mlp_width: int
+    mixer: str = "attention"  # what tokens see each other through
     attention: str = "auto"
     activations: str = "float32"
     remat: str = "none"
@@ -64,6 +66,11 @@ class Architecture:
     @property
     def head_dim(self) -> int:
         return self.width // self.heads
+
+    @property
+    def recurrent_width(self) -> int:
+        """G of a GRU whose kernels, 3 D G + 3 G^2 + G D, are as many numbers as attention's 4 D^2."""
+        return 2 * self.width // 3
 
 
 @dataclass(frozen=True)
@@ -220,6 +227,7 @@ def check_values(config: Mapping[str, Any]) -> None:
         )
     _check_choice("model.remat", flat["model.remat"], REMAT)
     _check_choice("model.attention", flat["model.attention"], ("auto", *IMPLEMENTATIONS))
+    _check_mixer(flat)
     _check_optimizer(flat)
     for field in ("seed.init", "seed.data"):
         if not 0 <= flat[field] < 2**32:
@@ -253,6 +261,33 @@ def _check_position_dims(flat: Mapping[str, Any], families: frozenset[str]) -> N
         raise ValueError(
             f"config.model.position_dims: got {dims} with positions {flat['positions']!r}; allowed: 0, or learned "
             "positions without a sinusoid"
+        )
+
+
+def _check_mixer(flat: Mapping[str, Any]) -> None:
+    """A GRU reads from the first token to the last, and knows neither masks nor logits."""
+    _check_choice("model.mixer", flat["model.mixer"], MIXERS)
+    if flat["model.mixer"] == "attention":
+        return
+    only = {
+        "mask": ("causal",),
+        "packing": ("none",),
+        "positions": ("none", "learned", "sinusoidal"),
+        "model.qk_norm": ("none",),
+        "model.softcap": ("none",),
+        "model.logit_scale": ("inv_sqrt_head_dim",),
+        "model.learn_logit_scale": (False,),
+        "model.kv_heads": (flat["model.heads"],),
+    }
+    for field, allowed in only.items():
+        if flat[field] not in allowed:
+            raise ValueError(
+                f"config.{field}: got {flat[field]!r} with model.mixer = gru; allowed: {', '.join(map(str, allowed))}"
+            )
+    if flat["model.width"] % 3:
+        raise ValueError(
+            f"config.model.width: got {flat['model.width']} with model.mixer = gru; allowed: multiples of 3, so that a "
+            "GRU two thirds as wide has as many parameters as attention"
         )
 
 
@@ -358,6 +393,7 @@ def architecture(config: Mapping[str, Any], *, vocab_size: int, input_size: int)
         heads=model["heads"],
         kv_heads=model["kv_heads"],
         mlp_width=model["width"] * model["mlp_ratio"],
+        mixer=model["mixer"],
         attention=model["attention"],
         activations=model["activations"],
         remat=model["remat"],

@@ -32,6 +32,7 @@ from attnlab.attention.geometry import query_key_geometry
 from attnlab.knobs import Architecture, ModelKnobs
 from attnlab.kv_cache import Cache, Held
 from attnlab.masks import Mask
+from attnlab.recurrence import gru
 
 Params = Mapping[str, Any]
 
@@ -192,6 +193,20 @@ class Attention(nn.Module):
         return out_BTD, attention_stats, held
 
 
+class Recurrence(nn.Module):
+    """A GRU in the place of attention, with as many parameters in its kernels; what it is compared with."""
+
+    recurrent_width: int
+
+    @nn.compact
+    def __call__(self, x_BTD: Array) -> Array:
+        D, G = x_BTD.shape[-1], self.recurrent_width
+        inputs_BT3G = _matmul(x_BTD, _kernel(self, "input_kernel", D, 3 * G))
+        recurrent_G3G = _kernel(self, "recurrent_kernel", G, 3 * G)
+        states_BTG = gru(inputs_BT3G, recurrent_G3G, jnp.zeros(G, x_BTD.dtype))
+        return _matmul(states_BTG, _kernel(self, "out_kernel", G, D))
+
+
 class Mlp(nn.Module):
     """Two matrices with a GELU (tanh form) between them."""
 
@@ -221,12 +236,15 @@ class Block(nn.Module):
     ) -> tuple[Array, dict[str, Any]]:
         noted: dict[str, tuple[Array, Array]] = {}
         geometry: dict[str, Array] = {}
-        attention = Attention(self.arch, name="attention")
         mlp = Mlp(self.arch.mlp_width, name="mlp")
         read, norm = self._before("attention", x_BTD, knobs, noted)
-        out_BTD, attention_stats, held = attention(
-            read, mask, knobs, placement, stats, held, geometry
-        )
+        if self.arch.mixer == "gru":
+            out_BTD, attention_stats = self._recurrence(read, held), None
+        else:
+            attention = Attention(self.arch, name="attention")
+            out_BTD, attention_stats, held = attention(
+                read, mask, knobs, placement, stats, held, geometry
+            )
         x_BTD = self._after("attention", x_BTD, out_BTD, knobs.attention, knobs, norm)
         read, norm = self._before("mlp", x_BTD, knobs, noted)
         x_BTD = self._after("mlp", x_BTD, mlp(read), knobs.mlp, knobs, norm)
@@ -236,6 +254,11 @@ class Block(nn.Module):
             "held": held,
             "norm_statistics": noted,
         }
+
+    def _recurrence(self, read_BTD: Array, held: Held | None) -> Array:
+        if held is not None:
+            raise ValueError("cache: holds keys and values, of which a GRU has none; allowed: None")
+        return Recurrence(self.arch.recurrent_width, name="recurrence")(read_BTD)
 
     def _before(
         self, name: str, x_BTD: Array, knobs: ModelKnobs, noted: dict[str, tuple[Array, Array]]
@@ -355,10 +378,11 @@ class Transformer(nn.Module):
         # A loss of logits rounded to bfloat16 comes in steps (optax#1020), so they leave the product as float32.
         head = _kernel(self, "head_kernel", a.width, a.vocab_size)
         logits_BTV = _matmul(normed_BTD, head, jnp.float32)
+        seen = stats and a.mixer == "attention"
         aux: dict[str, Any] = {
             "residual": residual,
-            "attention": [notes["attention"] for notes in layers] if stats else [],
-            "queries_and_keys": [notes["queries_and_keys"] for notes in layers] if stats else [],
+            "attention": [notes["attention"] for notes in layers] if seen else [],
+            "queries_and_keys": [notes["queries_and_keys"] for notes in layers] if seen else [],
             "norm_statistics": noted,
             "cache": None,
         }

@@ -68,6 +68,8 @@ class Group:
     def attention(self) -> str:
         """The implementation of attention in this group's program: what "auto" means here."""
         arch = self.task.architecture
+        if arch.mixer != "attention":
+            return f"none ({arch.mixer})"
         return choose_impl(arch.context, arch.context, impl=arch.attention)
 
     @property

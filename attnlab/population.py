@@ -449,9 +449,7 @@ class _Run:
             "val/loss": loss,
             **({} if bits is None else {"val/bpb": loss * bits}),
             "val/loss_by_position": by_position,
-            "attn/max_logit": parts[0]["max_logit"],
-            "attn/entropy": parts[0]["entropy"],
-            **{f"attn/{name}": parts[0][name] for name in ("q_norm", "k_norm", "qk_cosine")},
+            **{f"attn/{k}": x for k, x in parts[0].items() if k not in training.SUMMED},
         }
 
     def _record_ends(self, ended: np.ndarray, *, poll: bool = True) -> bool:

@@ -293,14 +293,18 @@ def evaluate(
     return {
         "loss_by_position": jnp.sum(sums, axis=0),
         "count_by_position": jnp.sum(counts, axis=0),
-        **_attention_summary(aux["attention"]),
-        **jax.tree.map(lambda *layers: jnp.stack(layers), *aux["queries_and_keys"]),
+        **_attention_summary(aux),
     }
 
 
-def _attention_summary(layers: list[AttentionStats]) -> dict[str, Array]:
+def _attention_summary(aux: dict[str, Any]) -> dict[str, Array]:
+    """By layer; nothing where no layer attends."""
+    layers: list[AttentionStats] = aux["attention"]
+    if not layers:
+        return {}
     heads = [stats.per_head() for stats in layers]
     return {
+        **jax.tree.map(lambda *layers: jnp.stack(layers), *aux["queries_and_keys"]),
         "max_logit": jnp.stack([jnp.max(h["max_logit"]) for h in heads]),
         "entropy": jnp.stack([h["normalized_entropy"] for h in heads]),
     }

@@ -44,6 +44,7 @@ def get_config(arg: str = "") -> ConfigDict:
     c.model.heads = 4  # STATIC  N, must divide the width
     c.model.kv_heads = 4  # STATIC  K, must divide the heads
     c.model.mlp_ratio = 4  # STATIC  F / D
+    c.model.mixer = "attention"  # STATIC  | gru: causal, as many parameters; to compare with
     c.model.norm = "layernorm"  # DATA    | rmsnorm | batchnorm | batchnorm_by_position | none
     c.model.norm_placement = "pre"  # DATA    pre | post | sandwich
     c.model.residual = 1.0  # DATA    the stream times this, plus the sublayer's output
