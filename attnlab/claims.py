@@ -30,6 +30,7 @@ EXPERIMENTS: Mapping[str, str] = {
     "nope": "experiments.nope",
     "leak": "experiments.leak",
     "skipping": "experiments.skipping",
+    "rnn": "experiments.rnn",
     "qk_norm": "experiments.qk_norm",
     "scaling": "experiments.scaling",
     "norm_placement": "experiments.norm_placement",
