@@ -34,6 +34,7 @@ EXPERIMENTS: Mapping[str, str] = {
     "qk_norm": "experiments.qk_norm",
     "scaling": "experiments.scaling",
     "norm_placement": "experiments.norm_placement",
+    "norm_kind": "experiments.norm_kind",
     "ladder": "experiments.ladder",
     "families": "experiments.families",
     "residual": "experiments.residual",

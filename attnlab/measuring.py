@@ -15,7 +15,8 @@ import numpy as np
 import optax
 
 from attnlab import (
-    context_use, mask_text, model, objectives, probes, timing, training, windowed_sampling,
+    context_use, mask_text, model, norm_modes, objectives, probes, timing, training,
+    windowed_sampling,
 )  # fmt: skip
 from attnlab.claims import Measurement
 from attnlab.context_measurements import Reach, Samples, TruncatedContext
@@ -25,6 +26,7 @@ from attnlab.data.sampling import Windows
 from attnlab.data.vocabulary import Tokens
 from attnlab.measurements import LossByLength, Probes, ProbesBeyondReach, ShuffledPrefix
 from attnlab.members import Trained, load_all
+from attnlab.norm_measurements import NormModes
 from attnlab.results import FINISHED, Run, arm_of
 from attnlab.time_measurements import AttentionTime, UpdateTime
 
@@ -202,6 +204,7 @@ KINDS: Mapping[str, Kind] = {
     "truncated_context": Kind(TruncatedContext.FILE, truncated_context),
     "samples": Kind(Samples.FILE, samples),
     "reach": Kind(Reach.FILE, reach),
+    "norm_modes": Kind(NormModes.FILE, norm_modes.norm_modes),
     "update_time": Kind(UpdateTime.FILE, timing.update_time),
     "attention_time": Kind(AttentionTime.FILE, timing.attention_time),
 }

@@ -49,6 +49,7 @@ ROOMS = {
         "results",
         "measurements",
         "context_measurements",
+        "norm_measurements",
         "outcomes",
         "plots",
         "measurement_plots",
@@ -70,6 +71,7 @@ ROOMS = {
         "shards",
         "members",
         "measuring",
+        "norm_modes",
         "tracking",
     ),
     "entry": (
