@@ -3,6 +3,7 @@
     runs/RUN_ID/truncated_context.json  `TruncatedContext`
     runs/RUN_ID/samples.json            `Samples`
     runs/RUN_ID/reach.json              `Reach`
+    runs/RUN_ID/position_share.json     `PositionShare`
 
 As in `attnlab.measurements`: the program that measures writes these files, claims and the report read them.
 """
@@ -137,3 +138,38 @@ class Reach:
     def write(self, directory: Path) -> None:
         """Writes the file into a run's directory."""
         write_file(directory / self.FILE, {"influence": self.influence.tolist()})
+
+
+@dataclass(frozen=True)
+class PositionShare:
+    """Share of the variance of each head's attention weights that query and key positions explain: float64 [L, N].
+
+    1: the head weighs by position alone. nan: all its weights are equal, of which nothing is to be explained.
+
+    File: {"format": 1, "share": [[0.93, null], [0.41, 0.12]]}, null for nan
+
+    Raises:
+      ValueError: not two axes, or a share outside 0 to 1.
+    """
+
+    FILE = "position_share.json"
+
+    share: np.ndarray
+
+    def __post_init__(self) -> None:
+        share_LN = np.array(self.share, np.float64)
+        if share_LN.ndim != 2 or share_LN.size == 0:
+            raise ValueError(f"share: must have two axes, got shape {share_LN.shape}")
+        if not np.all(np.isnan(share_LN) | ((share_LN > -1e-5) & (share_LN < 1 + 1e-5))):
+            raise ValueError(f"share: must be between 0 and 1, got {share_LN.tolist()}")
+        object.__setattr__(self, "share", np.clip(share_LN, 0.0, 1.0))
+
+    @classmethod
+    def read(cls, run: Run) -> Self | None:
+        """What lies in the run's directory; None without the file, ValueError where it cannot be understood."""
+        return read_file(cls, run.path / cls.FILE)
+
+    def write(self, directory: Path) -> None:
+        """Writes the file into a run's directory."""
+        share = [[None if np.isnan(x) else float(x) for x in row] for row in self.share]
+        write_file(directory / self.FILE, {"share": share})

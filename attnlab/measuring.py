@@ -15,11 +15,19 @@ import numpy as np
 import optax
 
 from attnlab import (
-    context_use, mask_text, model, norm_modes, objectives, probes, timing, training,
+    attention_maps,
+    context_use,
+    mask_text,
+    model,
+    norm_modes,
+    objectives,
+    probes,
+    timing,
+    training,
     windowed_sampling,
 )  # fmt: skip
 from attnlab.claims import Measurement
-from attnlab.context_measurements import Reach, Samples, TruncatedContext
+from attnlab.context_measurements import PositionShare, Reach, Samples, TruncatedContext
 from attnlab.data.corpus import Corpus
 from attnlab.data.ngrams import NGramModel
 from attnlab.data.sampling import Windows
@@ -39,7 +47,8 @@ PROBE = probes.Settings(steps=500)
 PROBE_SEEDS = 3
 PROBE_TRAIN, PROBE_TEST = 1024, 256  # sequences, of the training and of the validation split
 TEXTS, SAMPLED = 64, 300  # texts of a member, and tokens of each
-GRADIENTS = 128  # sequences whose gradients are averaged
+GRADIENTS = 128  # sequences whose gradients or attention weights are averaged
+WEIGHTS = 1 << 26  # attention weights in memory at once
 
 
 @dataclass(frozen=True)
@@ -196,6 +205,17 @@ def reach(trained: Trained) -> Reach:
     return Reach(np.asarray(_receptive_field(arch, *given), np.float64))
 
 
+def position_share(trained: Trained) -> PositionShare:
+    """How much of each head's weights position alone explains, on whole contexts of validation text."""
+    arch, objective = trained.architecture, trained.knobs.objective
+    if float(objective.mask_rate) > 0:
+        raise ValueError(f"{trained.name}: masked_lm hides tokens; allowed: next_token, prefix_lm")
+    fitting = WEIGHTS // (arch.layers * arch.heads * arch.context**2)
+    tokens = _sequences(trained, arch.context)[: min(max(fitting, 2), GRADIENTS)]
+    given = (trained.params, trained.knobs.model, trained.knobs.mask, tokens)
+    return PositionShare(np.asarray(_position_share(arch, *given)))
+
+
 KINDS: Mapping[str, Kind] = {
     "shuffled_prefix": Kind(ShuffledPrefix.FILE, shuffled_prefix),
     "loss_by_length": Kind(LossByLength.FILE, loss_by_length),
@@ -204,6 +224,7 @@ KINDS: Mapping[str, Kind] = {
     "truncated_context": Kind(TruncatedContext.FILE, truncated_context),
     "samples": Kind(Samples.FILE, samples),
     "reach": Kind(Reach.FILE, reach),
+    "position_share": Kind(PositionShare.FILE, position_share),
     "norm_modes": Kind(NormModes.FILE, norm_modes.norm_modes),
     "update_time": Kind(UpdateTime.FILE, timing.update_time),
     "attention_time": Kind(AttentionTime.FILE, timing.attention_time),
@@ -214,6 +235,12 @@ _last_losses = jax.jit(context_use.last_losses, static_argnums=0)
 _init = jax.jit(model.init, static_argnums=0)
 _logits = jax.jit(training.logits_of, static_argnums=0)
 _without_future = jax.jit(context_use.losses_without_future, static_argnums=0)
+_position_share = jax.jit(
+    lambda arch, params, knobs, mask, tokens_BT: attention_maps.position_share(
+        attention_maps.weights(arch, params, knobs, mask, tokens_BT), mask
+    ),
+    static_argnums=0,
+)
 _receptive_field = jax.jit(context_use.receptive_field, static_argnums=0)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
 
-from attnlab.claims import Claim, Control, Gap, SubClaim
+from attnlab.claims import Claim, Control, Gap, Measurement, SubClaim
 from attnlab.rules import below, equivalent, positive
 from experiments.measures import METRIC, above_corpus, difference, in_every_seed, order, rise
 
@@ -159,4 +159,6 @@ CLAIM = Claim(
         for rungs in (tuple(RUNGS), DEEP_CLIMB)
         for before, label in pairwise(rungs)
     ),
+    # The mask says which edges there are, the text how much goes over them: an average has position alone.
+    measurements=(Measurement("position_share", (*CLIMB, *DEEP_CLIMB)),),
 )

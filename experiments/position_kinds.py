@@ -11,7 +11,7 @@ ends where training did, and says so, is an exact claim: `attnlab check I39`; wh
 from collections.abc import Mapping
 from typing import Any
 
-from attnlab.claims import Claim, Control, Gap, Published, SubClaim, below_reference
+from attnlab.claims import Claim, Control, Gap, Measurement, Published, SubClaim, below_reference
 from attnlab.rules import equivalent
 from experiments.measures import METRIC, difference
 
@@ -102,4 +102,5 @@ CLAIM = Claim(
     },
     seeds=SEEDS["quick"],
     gaps=tuple(Gap(f"{arm} against learned", arm, "learned") for arm in ARMS if arm != "learned"),
+    measurements=(Measurement("position_share", tuple(ARMS)),),
 )

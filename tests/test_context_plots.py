@@ -7,7 +7,7 @@ import pytest
 from fake_runs import fake_run
 
 from attnlab import context_plots
-from attnlab.context_measurements import Reach, Samples, TruncatedContext
+from attnlab.context_measurements import PositionShare, Reach, Samples, TruncatedContext
 from attnlab.plots import NothingToDrawError
 from attnlab.report import context
 from attnlab.report.source import Source, facts
@@ -22,6 +22,7 @@ def runs(tmp_path):
         run.path.mkdir()
         TruncatedContext([0.1, 2.0 + seed], [3.0, 4.0]).write(run.path)
         Reach([6.0, 3.0, 1.0, 0.0]).write(run.path)
+        PositionShare([[0.9 - 0.2 * seed, 0.25], [0.5, 0.5]]).write(run.path)
         Samples("thou\nart", score=2.5, filling=3.0, full=2.25 + seed, real=1.75).write(run.path)
     return [*made, fake_run("plain", 0, [2.0])]
 
@@ -52,6 +53,12 @@ def test_reach_is_drawn_up_to_the_farthest_token_and_counted(runs):
     cells = page[page.index(">open<") :]
     assert [cells.index(f">{n}<") for n in ("1.0", "2.0", "3.0")]
     assert "plain" not in page
+
+
+def test_share_of_position_is_given_head_by_head(runs):
+    page = context.position_share(facts(Source("leak", runs)))
+    assert "0.80 0.25; 0.50 0.50" in page
+    assert ">0.51<" in page, "the mean"
 
 
 def test_damaged_measurement_costs_its_table_alone(runs):

@@ -7,7 +7,7 @@ import pytest
 from fake_runs import fake_run
 
 from attnlab import measurements
-from attnlab.context_measurements import Reach, Samples, TruncatedContext
+from attnlab.context_measurements import PositionShare, Reach, Samples, TruncatedContext
 from attnlab.measurements import LossByLength, Probes, ShuffledPrefix
 from attnlab.results import Results
 
@@ -16,6 +16,7 @@ STORED = {
     "shuffled": ShuffledPrefix([2.0, 1.5], [3.0, 3.5]),
     "length": LossByLength(32, [32, 48, 64], [1.9, 2.0, 2.6]),
     "truncated": TruncatedContext([1.2, 0.4], [1.2, 2.9]),
+    "share": PositionShare([[0.5, np.nan], [1.0, 0.0]]),
     "reach": Reach([0.5, 0.25, 0.0]),
     "samples": Samples("thou", score=2.5, filling=3.0, full=2.4, real=1.9),
 }
@@ -56,6 +57,8 @@ def test_what_is_written_is_read_back(name, run, tmp_path):
         (lambda: LossByLength(8, [8, 16], [1.0]), "one per loss"),
         (lambda: TruncatedContext([1.0], [1.0, 2.0]), "got 1 and 2"),
         (lambda: Reach([0.0, 0.0]), "0 everywhere"),
+        (lambda: PositionShare([0.5]), "two axes"),
+        (lambda: PositionShare([[1.5]]), "between 0 and 1"),
         (
             lambda: Samples("", score=np.nan, filling=1.0, full=1.0, real=1.0),
             "score: must be finite",

@@ -9,7 +9,7 @@ import tiny
 
 from attnlab import measuring, probes
 from attnlab.claims import Measurement
-from attnlab.context_measurements import Reach, Samples, TruncatedContext
+from attnlab.context_measurements import PositionShare, Reach, Samples, TruncatedContext
 from attnlab.measurements import LossByLength, Probes, ProbesBeyondReach, ShuffledPrefix
 from attnlab.tracking import read_runs
 
@@ -40,6 +40,7 @@ def measured(trained_workdir, tmp_path_factory):
             Measurement("truncated_context", ("learned",)),
             Measurement("samples", ("window",)),
             Measurement("reach", ("window",)),
+            Measurement("position_share", ("window",)),
         )
         said = []
         assert measuring.measure(work, finished(work), wanted, tiny.BASE, say=said.append)
@@ -57,7 +58,7 @@ def test_each_arm_is_measured_as_asked_and_no_other(measured):
     assert set(by_arm(work, LossByLength)) == {"learned", "window"}
     assert set(by_arm(work, Probes)) == {"window"}
     assert set(by_arm(work, Samples)) == {"window"}
-    assert len(said) == 8
+    assert len(said) == 9
 
 
 def test_lengths_go_beyond_training_where_no_table_ends(measured):
@@ -132,6 +133,12 @@ def test_reach_ends_where_the_window_does(measured):
     found = by_arm(measured[0], Reach)["window"]
     assert len(found.influence) == 8
     assert found.farthest == 3, "one layer, a window of 3"
+
+
+def test_share_of_position_is_one_number_a_head(measured):
+    share = by_arm(measured[0], PositionShare)["window"].share
+    assert share.shape == (1, 2)
+    assert ((share > 0) & (share < 1)).all()
 
 
 def test_the_future_of_masked_tokens_cannot_be_cut_off(trained_workdir):

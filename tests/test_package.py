@@ -38,6 +38,7 @@ ROOMS = {
         "heldout",
         "probes",
         "context_use",
+        "attention_maps",
         "costs",
         "perf",
     ),

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from attnlab.context_measurements import Reach, Samples, TruncatedContext
+from attnlab.context_measurements import PositionShare, Reach, Samples, TruncatedContext
 from attnlab.report.markup import Markup, element, join, table
 from attnlab.report.source import Facts
 
@@ -19,6 +19,11 @@ def future(facts: Facts) -> Markup:
 def reach(facts: Facts) -> Markup:
     """How many of the last tokens hold half and nine tenths of all influence, and how many have any."""
     return _or_why_not(_reach, facts)
+
+
+def position_share(facts: Facts) -> Markup:
+    """How much of the attention weights position alone explains; a description, which no verdict rests on."""
+    return _or_why_not(_position_share, facts)
 
 
 def _or_why_not(build: Callable[[Facts], Markup], facts: Facts) -> Markup:
@@ -42,6 +47,30 @@ def _reach(facts: Facts) -> Markup:
         ("arm", "hold 50 %", "hold 90 %", "have any"),
         rows,
         caption="How many of the last tokens hold the influence on the last prediction, means over seeds.",
+    )
+
+
+def _position_share(facts: Facts) -> Markup:
+    rows = []
+    for arm in facts.results.arms:
+        found = list(facts.results.measured(PositionShare.read, arm).values())
+        if found:
+            shares_SLN = np.stack([x.share for x in found if x.share.shape == found[0].share.shape])
+            means_LN = shares_SLN.mean(axis=0)
+            heads = "; ".join(" ".join(f"{x:.2f}" for x in row_N) for row_N in means_LN)
+            rows.append(
+                (arm, f"{np.nanmean(means_LN):.2f}" if np.isfinite(means_LN).any() else "", heads)
+            )
+    if not rows:
+        return Markup("")
+    return table(
+        ("arm", "mean", "heads of layer 0; 1; ..."),
+        rows,
+        caption=(
+            "Share of the variance of the attention weights that query and key positions explain, means over seeds: 1 is "
+            "a head that weighs by position alone, as a uniform average does; what is missing to 1 the text decides."
+        ),
+        words=("heads of layer 0; 1; ...",),
     )
 
 

@@ -111,6 +111,7 @@ def sections(facts: Facts, drawn: Sequence[Drawn]) -> Iterator[Section]:
             lambda: join([context.future(facts), _figures(drawn, "future")]),
         ),
         ("reach", "Reach", lambda: join([context.reach(facts), _figures(drawn, "reach")])),
+        ("share", "Position in attention weights", lambda: context.position_share(facts)),
         ("entropy", "Attention entropy", lambda: _figures(drawn, "entropy")),
         ("masks", "Masks", lambda: _figures(drawn, "masks")),
         ("arms", "Arms at the end of training", lambda: background.arms(facts)),
