@@ -44,7 +44,8 @@ def mean_by_step(
         figure, axes = row_of_axes(len(shown), ylabel=ylabel, width=3.0)
         for axis, (title, lines) in zip(axes, shown.items(), strict=True):
             axis.set_title("\n".join(textwrap.wrap(title, 36)), loc="left")
-            for place, (label, steps) in enumerate(lines.items()):
+            for label, steps in lines.items():
+                place = list(panels[title]).index(label)  # one colour in all panels
                 colour, dash = COLOURS[place % len(COLOURS)], DASHES[place % len(DASHES)]
                 means = [float(np.mean(x)) for x in steps.values()]
                 axis.plot(list(steps), means, color=colour, linestyle=dash, label=label)
@@ -101,8 +102,8 @@ def first_by_layer(
         figure, axes = row_of_axes(len(shown), ylabel=ylabel, width=3.0)
         for axis, (title, lines) in zip(axes, shown.items(), strict=True):
             axis.set_title(title, loc="left")
-            for place, (label, rows) in enumerate(lines.items()):
-                values_SL = np.array(rows)
+            for label, rows in lines.items():
+                values_SL, place = np.array(rows), list(panels[title]).index(label)
                 band(axis, np.arange(values_SL.shape[1]), values_SL, place, label, marker="o")
             axis.set_yscale("log")
             legend_below(axis)
