@@ -48,6 +48,7 @@ def reach(results: Results, arms: Sequence[str]) -> Figure:
             shares_ST = np.where(shares_ST > 0, shares_ST, np.nan)
             band(axis, np.arange(1, shares_ST.shape[1] + 1), shares_ST, place, arm)
         axis.set_xscale("log", base=2)
+        axis.xaxis.set_major_formatter("{x:g}")
         axis.set_yscale("log")
         legend_below(axis)
         figure.supxlabel(
