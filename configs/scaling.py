@@ -28,7 +28,7 @@ def get_config(preset: str = "quick") -> ConfigDict:
     if preset == "quick":
         # 66 members. The ledger asks for a width of 256, heads of 256 and five rates: that is `standard`.
         c.batch_size, c.steps, c.log_every, c.eval.every = 16, 300, 10, 30
-        c.model.layers, c.eval.windows, c.eval.final_windows = 2, 256, 512
+        c.model.layers, c.eval.windows, c.eval.final_windows = 2, 128, 512
     if preset == "standard":
         c.context, c.steps, c.eval.every = 64, 2000, 100
         c.model.width = 256
