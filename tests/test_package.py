@@ -51,6 +51,7 @@ ROOMS = {
         "measurements",
         "context_measurements",
         "norm_measurements",
+        "time_measurements",
         "outcomes",
         "plots",
         "measurement_plots",
