@@ -27,7 +27,7 @@ def get_config(preset: str = "quick") -> ConfigDict:
     c.optimizer.b2, c.optimizer.weight_decay, c.optimizer.final_fraction = 0.95, 0.0, 0.0
     if preset == "quick":
         # 147 members. The ledger asks for 2000 updates of 32 windows and 0.8 M parameters: that is `standard`.
-        c.batch_size, c.steps, c.log_every, c.eval.every = 16, 300, 25, 50
+        c.batch_size, c.steps, c.log_every, c.eval.every = 16, 250, 25, 50
         c.eval.windows, c.eval.final_windows = 256, 512
     if preset == "standard":
         c.context, c.batch_size, c.steps = 64, 32, 2000

@@ -27,7 +27,7 @@ def get_config(preset: str = "quick") -> ConfigDict:
         c.model.width = 64  # or heads of 64 do not fit
     if preset == "quick":
         # 66 members. The ledger asks for a width of 256, heads of 256 and five rates: that is `standard`.
-        c.batch_size, c.steps, c.log_every, c.eval.every = 16, 300, 10, 30
+        c.batch_size, c.steps, c.log_every, c.eval.every = 16, 400, 10, 40
         c.model.layers, c.eval.windows, c.eval.final_windows = 2, 128, 512
     if preset == "standard":
         c.context, c.steps, c.eval.every = 64, 2000, 100
