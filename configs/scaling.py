@@ -30,8 +30,8 @@ def get_config(preset: str = "quick") -> ConfigDict:
         c.batch_size, c.steps, c.log_every, c.eval.every = 16, 400, 10, 40
         c.model.layers, c.eval.windows, c.eval.final_windows = 2, 128, 512
     if preset == "standard":
-        c.context, c.steps, c.eval.every = 64, 2000, 100
-        c.model.width = 256
+        c.steps, c.eval.every = 1000, 100
+        c.model.width, c.model.layers = 256, 2
     if preset == "gpu":
         c.tokenizer = "bpe:4096"
         c.context, c.batch_size, c.steps = 256, 64, 5000
