@@ -14,7 +14,7 @@ and not a fault of the experiment.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -241,6 +241,22 @@ def _largest_logit(results: Results) -> Any:
     return rate_plots.largest_logit_by_step(results, grids)
 
 
+def _by_step(columns: str, ylabel: str, *, log: bool = False) -> Callable[[Results], Any]:
+    """A figure of logged columns with and without the norm, a panel a size, a line a learning rate."""
+
+    def draw(results: Results) -> Any:
+        from attnlab import metric_plots
+
+        panels = {
+            f"{norm}, {size} parameters": {f"{r:g}": arm for r, arm in grid(norm, size).items()}
+            for size in SIZES
+            for norm in PAIR
+        }
+        return metric_plots.mean_by_step(results, panels, columns, ylabel=ylabel, log=log)
+
+    return draw
+
+
 FIGURES = (
     ClaimFigure(
         "loss_by_rate",
@@ -261,6 +277,24 @@ FIGURES = (
         "Lines of the largest attention logit by update on a logarithmic axis, a panel a norm and size, a colour a "
         "learning rate.",
         _largest_logit,
+    ),
+    ClaimFigure(
+        "lengths",
+        "Length of queries and keys by update, the mean of both over layers: one of the two factors of a logit.",
+        "Lines of the length of queries and keys by update, a panel a norm and size, a line a learning rate.",
+        _by_step(r"attn/[qk]_norm_l\d+", "|q| and |k|, mean over layers", log=True),
+    ),
+    ClaimFigure(
+        "cosine",
+        "Cosine of queries with the keys that they may read by update, mean over layers: the other factor.",
+        "Lines of the mean cosine of queries and keys by update, a panel a norm and size, a line a learning rate.",
+        _by_step(r"attn/qk_cosine_l\d+", "cosine of q and k, mean over layers"),
+    ),
+    ClaimFigure(
+        "entropy",
+        "Entropy of attention by update: 1 is spread evenly over the visible keys, 0 is on one.",
+        "Lines of mean attention entropy by update, a panel a norm and size, a line a learning rate.",
+        _by_step(r"attn/entropy_l\d+h\d+", "entropy / ln(visible keys), mean over heads"),
     ),
 )  # fmt: skip
 
