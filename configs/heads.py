@@ -23,7 +23,7 @@ def get_config(preset: str = "quick") -> ConfigDict:
     c = presets.start(preset, PRESETS)
     if preset == "quick":
         c.model.layers = 2
-        c.steps, c.eval.every = 1500, 300
+        c.batch_size, c.steps, c.eval.every = 16, 1500, 300
     if preset == "standard":
         c.steps, c.eval.every = 3000, 500
     if preset == "gpu":

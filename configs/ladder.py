@@ -29,7 +29,7 @@ def get_config(preset: str = "quick") -> ConfigDict:
         c.model.heads = c.model.kv_heads = 4
     if preset == "quick":
         # As long as the bigram rungs take to be within 0.02 nats of the counts.
-        c.steps, c.eval.every = 2000, 400
+        c.batch_size, c.steps, c.eval.every = 16, 2000, 400
     if preset == "standard":
         c.steps, c.eval.every = 5000, 1000
     if preset == "gpu":

@@ -27,7 +27,7 @@ def get_config(preset: str = "quick") -> ConfigDict:
         c.context, c.batch_size = 8, 64
     if preset == "quick":
         # 96 members, half of them of one layer; a longer run moves no cell to the other side.
-        c.steps, c.eval.every = 600, 120
+        c.steps, c.eval.every = 500, 100
     if preset == "standard":
         c.steps, c.eval.every = 2000, 400
     if preset == "gpu":

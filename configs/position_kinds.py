@@ -22,7 +22,7 @@ def get_config(preset: str = "quick") -> ConfigDict:
     """
     c = presets.start(preset, SEEDS)
     if preset == "quick":
-        c.steps, c.eval.every = 800, 160
+        c.batch_size, c.steps, c.eval.every = 16, 700, 140
     if preset == "standard":
         c.context, c.batch_size, c.steps = 64, 16, 3000
         c.eval.every = 500

@@ -27,7 +27,7 @@ def get_config(preset: str = "quick") -> ConfigDict:
         # Of a block without a residual path at 4e-3 nothing is known; this is safe for eight layers.
         c.optimizer.learning_rate = 2e-3
     if preset == "quick":
-        c.steps, c.eval.every = 400, 100
+        c.batch_size, c.steps, c.eval.every = 16, 400, 100
     if preset == "standard":
         c.steps, c.eval.every = 1600, 400
     if preset == "gpu":
