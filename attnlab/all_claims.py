@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -10,12 +10,16 @@ from pathlib import Path
 from attnlab import config_files, console, costs, knobs, objectives, sweeps
 from attnlab.claims import Claim
 from attnlab.data import tokenizing
+from attnlab.outcomes import markdown_rows
 from attnlab.report import index
 from attnlab.results import Results
 from attnlab.tracking import read_runs, read_sweep
+from attnlab.tracking.files import read_json
 from attnlab.training import Task
+from attnlab.whole_files import replacing
 
 FAILED = 1
+TABLE = "claims.md"
 BYTES = 256
 CHARACTERS = 65  # of Shakespeare; a corpus is not read to say what a sweep of it costs
 
@@ -96,7 +100,7 @@ def last_verdicts(runs: Path) -> dict[str, str]:
 def reproduce(
     claims: Mapping[str, Claim], preset: str, root: Path, one: Callable[[str, Path], int]
 ) -> int:
-    """Runs every claim that has the preset, each in `root/NAME`, and keeps the index page up to date.
+    """Runs every claim that has the preset, each in `root/NAME`, and keeps the index page and `claims.md` up to date.
 
     `one(name, workdir)` runs a claim and returns its exit code. A claim that fails does not keep the others from
     running; a signal does. Returns 0, or 1 where a claim failed, or 128 + the signal.
@@ -112,16 +116,37 @@ def reproduce(
         except (ValueError, TypeError, OSError) as error:
             console.say(f"{name}: failed: {' '.join(str(error).split())}")
             ended = FAILED
-        page = index.build(
-            list(entries({name: claims[name] for name in chosen}, root)),
-            root,
-            title=f"{preset} presets",
-        )
+        found = list(entries({name: claims[name] for name in chosen}, root))
+        page = index.build(found, root, title=f"{preset} presets")
+        write_table(found, root / TABLE)
         if ended > 128:
             return ended
         code = code or ended
-    console.print_paths({"index": page})
+    console.print_paths({"index": page, "table": root / TABLE})
     return code
+
+
+def write_table(found: Iterable[index.Entry], path: Path) -> None:
+    """The verdicts as a Markdown table, a row per sub-claim."""
+    lines = ["| claim | source | how it is checked | verdict | date | commit |", "|---" * 6 + "|"]
+    date = datetime.now(UTC).strftime("%Y-%m-%d")
+    for entry in found:
+        if entry.outcome is not None:
+            preset = entry.sweep.removeprefix(f"{entry.claim.name}-")
+            how = f"attnlab reproduce {entry.claim.name} --preset {preset}"
+            commit = _commit(path.parent / entry.claim.name)
+            lines += markdown_rows(entry.outcome, how=how, date=date, commit=commit)
+    with replacing(path) as partial:
+        partial.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def _commit(workdir: Path) -> str:
+    """Short hash that the first run was trained at, with a + where files had changed; "-" where it is not known."""
+    for run in read_runs(workdir):
+        git = (read_json(run.path / "environment.json", default=[]) or [{}])[-1].get("git") or {}
+        if git.get("commit"):
+            return f"{git['commit'][:7]}{'+' * bool(git.get('dirty'))}"
+    return "-"
 
 
 def entries(claims: Mapping[str, Claim], root: Path) -> Iterator[index.Entry]:

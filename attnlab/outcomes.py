@@ -52,6 +52,30 @@ def verdict_lines(outcome: Outcome) -> list[str]:
     return lines
 
 
+def markdown_rows(outcome: Outcome, *, how: str, date: str, commit: str) -> list[str]:
+    """A row of a Markdown table per sub-claim, as `experiments/README.md` keeps them: what, source, how, verdict, when."""
+    rows = []
+    for index, judgement in enumerate(outcome.judgements):
+        part, interval = judgement.subclaim, judgement.interval
+        found = judgement.reason
+        if interval is not None:
+            unit = f" {part.unit}" if part.unit else ""
+            found = (
+                f"{interval.mean:.3f}{unit} ({interval.low:.3f} to {interval.high:.3f}, {interval.n} seeds), "
+                f"claimed {part.rule}"
+            )
+        cells = (
+            f"{outcome.claim.name} {part.id}: {part.statement.rstrip('.')}",
+            part.source,
+            "the same run" if index else f"`{how}`",
+            f"{judgement.verdict}: {found}",
+            date,
+            commit,
+        )
+        rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return rows
+
+
 def power_statement(judgement: Judgement) -> str | None:
     """How many paired seeds this effect would have needed, and what this many could have seen; None without a test."""
     if judgement.interval is None or judgement.seeds_needed is None or judgement.detectable is None:

@@ -76,6 +76,14 @@ def test_claim_that_fails_does_not_keep_the_others_from_running(tmp_path: Path, 
     assert "2 claims: 1 REPRODUCED, 1 not judged." in page
     assert "not run" in page
     assert (tmp_path / "claims_forest.png").stat().st_size > 10_000
+    table = (tmp_path / "claims.md").read_text().splitlines()
+    assert len(table) == 2 + len(OTHER.subclaims)
+    assert table[2].startswith("| other F1: It goes more than half of the way")
+    assert "| `attnlab reproduce other --preset quick` | REPRODUCED: 0.7" in table[2]
+    assert "claimed above 0.5 |" in table[2]
+    assert table[2].endswith("| 0123456+ |")
+    assert "| the same run | REPRODUCED: 0.7" in table[3]
+    assert " nats (" in table[3]
 
 
 def test_signal_ends_all_of_them_and_its_code_is_passed_on(tmp_path: Path):
