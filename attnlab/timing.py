@@ -1,5 +1,6 @@
 """Timing what a member does, alone on the machine: whole updates, and attention by itself."""
 
+import dataclasses
 import functools
 import time
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from attnlab.attention import attend
 from attnlab.data import feed
 from attnlab.members import Trained
 from attnlab.time_measurements import AttentionTime, UpdateTime
+from attnlab.training import Task
 
 TURNS = 5
 LEAST_SECONDS = 0.05  # of a turn of attention: the clock and the dispatch are not what is measured
@@ -21,7 +23,7 @@ LEAST_SECONDS = 0.05  # of a turn of attention: the clock and the dispatch are n
 
 def update_time(trained: Trained) -> UpdateTime:
     """Seconds of an update, from the member's first parameters on, in calls of `log_every` updates."""
-    task, knobs, budget = trained.task, trained.knobs, trained.task.budget
+    task, knobs, budget = _as_trained(trained), trained.knobs, trained.task.budget
     tokens = jax.device_put(feed.device_tokens(trained.corpus, documents=budget.packed))
     state = jax.jit(functools.partial(training.init_state, task))(knobs)
     chunk = jax.jit(functools.partial(training.train_chunk, task))
@@ -31,7 +33,8 @@ def update_time(trained: Trained) -> UpdateTime:
 
 def attention_time(trained: Trained) -> AttentionTime:
     """Seconds of the member's attention and its gradient on random inputs: its implementation, mask, heads and batch."""
-    arch, knobs, B = trained.architecture, trained.knobs, trained.task.budget.batch_size
+    task, knobs = _as_trained(trained), trained.knobs
+    arch, B = task.architecture, task.budget.batch_size
     shape = (B, arch.context, arch.heads, arch.head_dim)
     q, k, v, w = (jax.random.normal(key, shape) for key in jax.random.split(jax.random.key(0), 4))
 
@@ -52,6 +55,13 @@ def attention_time(trained: Trained) -> AttentionTime:
         return last
 
     return AttentionTime(_turns(turn) / calls, B, arch.context, _device())
+
+
+def _as_trained(trained: Trained) -> Task:
+    """The member's task with the attention it asked for: one that is read back has what suits the machine."""
+    attention = trained.config["model"]["attention"]
+    own = dataclasses.replace(trained.architecture, attention=attention)
+    return dataclasses.replace(trained.task, architecture=own)
 
 
 def _turns(run: Callable[[], Any]) -> np.ndarray:
