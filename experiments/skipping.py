@@ -19,7 +19,13 @@ from experiments.measures import METRIC, Measure, difference, in_every_seed, rat
 
 ONE_LINE = "One line changed"
 LENGTHS = (128, 256, 512, 1024, 2048, 4096)
-ASKED = (128, 256, 512, 1024, 4096)  # 2048 is for the figure: each length takes two programs to compile
+ASKED = (
+    128,
+    256,
+    512,
+    1024,
+    4096,
+)  # 2048 is for the figure: each length takes two programs to compile
 WAYS = {"all": "dense", "skipping": "blockwise"}
 SAME = 1e-4  # nats between two ways to compute one number
 

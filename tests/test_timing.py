@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import tiny
 from fake_runs import fake_run
-from trained_run import ARMS
 
 from attnlab import attention, members, timing
 from attnlab.time_measurements import AttentionTime, UpdateTime
@@ -41,9 +40,7 @@ def test_updates_are_timed_with_the_attention_that_the_member_asks_for(trained):
     model = {**trained.config["model"], "attention": "blockwise"}
     other = replace(trained, config={**trained.config, "model": model})
     assert timing._as_trained(other).architecture.attention == "blockwise"
-    assert timing._as_trained(trained).architecture.attention == ARMS["learned"].get(
-        "model.attention", "auto"
-    )
+    assert timing._as_trained(trained).architecture.attention == "auto"
 
 
 def test_an_update_is_that_of_one_update(trained, monkeypatch):
