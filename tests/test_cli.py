@@ -56,7 +56,7 @@ def test_every_run_flag_reaches_the_run(monkeypatch, tmp_path):
         "--checkpoint-minutes 4 --keep 5 --keep-every 6 --debug-nans --data-on host --profile"
     )
     args, _ = cli._parse(words.split())
-    cli._open_session(None, args)
+    cli._open_session(None, args, args.workdir)
     want = sweeps.Settings(
         tmp_path, "offline", True, 3, 4.0, 5, 6, True,
         shard=shards.Shard(1, 2), data_on="host", profile=True,

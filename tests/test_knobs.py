@@ -64,6 +64,7 @@ STATIC = [
     {"model.heads": 1, "model.kv_heads": 1},
     {"model.kv_heads": 1},
     {"model.mlp_ratio": 2},
+    {"model.mixer": "gru", "model.width": 12},
     {"model.attention": "dense"},
     {"model.softcap": "30"},
     {"model.activations": "bfloat16"},
