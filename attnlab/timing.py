@@ -13,6 +13,7 @@ import numpy as np
 from attnlab import training
 from attnlab.attention import attend
 from attnlab.data import feed
+from attnlab.masks import Mask
 from attnlab.members import Trained
 from attnlab.time_measurements import AttentionTime, UpdateTime
 from attnlab.training import Task
@@ -25,9 +26,8 @@ def update_time(trained: Trained) -> UpdateTime:
     """Seconds of an update, from the member's first parameters on, in calls of `log_every` updates."""
     task, knobs, budget = _as_trained(trained), trained.knobs, trained.task.budget
     tokens = jax.device_put(feed.device_tokens(trained.corpus, documents=budget.packed))
-    state = jax.jit(functools.partial(training.init_state, task))(knobs)
-    chunk = jax.jit(functools.partial(training.train_chunk, task))
-    seconds = _turns(lambda: chunk(state, knobs, tokens)) / budget.log_every
+    state = _fresh(task, knobs)
+    seconds = _turns(lambda: _chunk(task, state, knobs, tokens)) / budget.log_every
     return UpdateTime(seconds, budget.batch_size, task.architecture.context, _device())
 
 
@@ -38,23 +38,39 @@ def attention_time(trained: Trained) -> AttentionTime:
     shape = (B, arch.context, arch.heads, arch.head_dim)
     q, k, v, w = (jax.random.normal(key, shape) for key in jax.random.split(jax.random.key(0), 4))
 
-    def weighted(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-        out = attend(q, k, v, knobs.mask, scale=knobs.model.logit_scale, impl=arch.attention)
-        assert isinstance(out, jax.Array)  # without statistics
-        return jnp.vdot(out, w)
+    def step() -> Any:
+        return _attention_gradients(
+            arch.attention, (q, k, v), w, knobs.mask, knobs.model.logit_scale
+        )
 
-    step = jax.jit(jax.grad(weighted, argnums=(0, 1, 2)))
-    jax.block_until_ready(step(q, k, v))
+    jax.block_until_ready(step())
     started = time.perf_counter()
-    jax.block_until_ready(step(q, k, v))
+    jax.block_until_ready(step())
     calls = max(1, round(LEAST_SECONDS / (time.perf_counter() - started)))
 
     def turn() -> Any:
         for _ in range(calls):
-            last = step(q, k, v)
+            last = step()
         return last
 
     return AttentionTime(_turns(turn) / calls, B, arch.context, _device())
+
+
+# Seeds of an arm share what was compiled for the first of them.
+_fresh = jax.jit(training.init_state, static_argnums=0)
+_chunk = jax.jit(training.train_chunk, static_argnums=0)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _attention_gradients(
+    implementation: str, qkv: tuple[jax.Array, ...], w: jax.Array, mask: Mask, scale: jax.Array
+) -> Any:
+    def weighted(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        out = attend(q, k, v, mask, scale=scale, impl=implementation)
+        assert isinstance(out, jax.Array)  # without statistics
+        return jnp.vdot(out, w)
+
+    return jax.grad(weighted, argnums=(0, 1, 2))(*qkv)
 
 
 def _as_trained(trained: Trained) -> Task:

@@ -26,6 +26,7 @@ def test_attention_is_timed_as_the_member_asks_for_it(trained, asked, monkeypatc
         used.append(impl)
         return attention.attend(*args, impl=impl, **kwargs)
 
+    timing._attention_gradients.clear_cache()
     monkeypatch.setattr(timing, "attend", attend)
     monkeypatch.setattr(timing, "LEAST_SECONDS", 1e-9)
     model = {**trained.config["model"], "attention": asked}
