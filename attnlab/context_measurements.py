@@ -8,18 +8,17 @@
 As in `attnlab.measurements`: the program that measures writes these files, claims and the report read them.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Self
+from typing import Any
 
 import numpy as np
 
-from attnlab.measurements import numbers, read_file, write_file
-from attnlab.results import Run
+from attnlab.measurements import Measured, numbers
 
 
 @dataclass(frozen=True)
-class TruncatedContext:
+class TruncatedContext(Measured):
     """Loss at each position of whole windows, and with the context cut off behind the position's input.
 
     The means over the same sequences and the same weights, nats, float64 [T] each: they differ by what the model reads
@@ -44,19 +43,9 @@ class TruncatedContext:
                 f"whole, truncated: need one of each per position, got {len(self.whole)} and {len(self.truncated)}"
             )
 
-    @classmethod
-    def read(cls, run: Run) -> Self | None:
-        """What lies in the run's directory; None without the file, ValueError where it cannot be understood."""
-        return read_file(cls, run.path / cls.FILE)
-
-    def write(self, directory: Path) -> None:
-        """Writes the file into a run's directory."""
-        columns = {"whole": self.whole.tolist(), "truncated": self.truncated.tolist()}
-        write_file(directory / self.FILE, columns)
-
 
 @dataclass(frozen=True)
-class Samples:
+class Samples(Measured):
     """How likely an n-gram model of the training text finds what the member writes: nats per token, lower is likelier.
 
     Attributes:
@@ -85,18 +74,9 @@ class Samples:
         for name in ("score", "filling", "full", "real"):
             numbers(name, getattr(self, name), axes=0)
 
-    @classmethod
-    def read(cls, run: Run) -> Self | None:
-        """What lies in the run's directory; None without the file, ValueError where it cannot be understood."""
-        return read_file(cls, run.path / cls.FILE)
-
-    def write(self, directory: Path) -> None:
-        """Writes the file into a run's directory."""
-        write_file(directory / self.FILE, vars(self))
-
 
 @dataclass(frozen=True)
-class Reach:
+class Reach(Measured):
     """How much the loss of the last target depends on the token d places before the last input: float64 [T], d from 0.
 
     The mean norm of a gradient (`attnlab.context_use.receptive_field`); exactly 0 where the mask lets nothing through.
@@ -130,18 +110,9 @@ class Reach:
         """How many of the last tokens there are up to the farthest one with any influence."""
         return 1 + int(np.flatnonzero(self.influence)[-1])
 
-    @classmethod
-    def read(cls, run: Run) -> Self | None:
-        """What lies in the run's directory; None without the file, ValueError where it cannot be understood."""
-        return read_file(cls, run.path / cls.FILE)
-
-    def write(self, directory: Path) -> None:
-        """Writes the file into a run's directory."""
-        write_file(directory / self.FILE, {"influence": self.influence.tolist()})
-
 
 @dataclass(frozen=True)
-class PositionShare:
+class PositionShare(Measured):
     """Share of the variance of each head's attention weights that query and key positions explain: float64 [L, N].
 
     1: the head weighs by position alone. nan: all its weights are equal, of which nothing is to be explained.
@@ -164,12 +135,5 @@ class PositionShare:
             raise ValueError(f"share: must be between 0 and 1, got {share_LN.tolist()}")
         object.__setattr__(self, "share", np.clip(share_LN, 0.0, 1.0))
 
-    @classmethod
-    def read(cls, run: Run) -> Self | None:
-        """What lies in the run's directory; None without the file, ValueError where it cannot be understood."""
-        return read_file(cls, run.path / cls.FILE)
-
-    def write(self, directory: Path) -> None:
-        """Writes the file into a run's directory."""
-        share = [[None if np.isnan(x) else float(x) for x in row] for row in self.share]
-        write_file(directory / self.FILE, {"share": share})
+    def _stored(self) -> Mapping[str, Any]:
+        return {"share": [[None if np.isnan(x) else float(x) for x in row] for row in self.share]}

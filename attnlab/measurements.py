@@ -18,7 +18,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
@@ -56,8 +56,29 @@ def attention_entropy(run: Run) -> np.ndarray | None:
     return entropy_LN
 
 
+class Measured:
+    """A measurement: one JSON file in a run's directory, written by the program that measures and read by claims."""
+
+    FILE: ClassVar[str]
+
+    @classmethod
+    def read(cls, run: Run) -> Self | None:
+        """What lies in the run's directory; None without the file, ValueError where it cannot be understood."""
+        return _read_file(cls, run.path / cls.FILE)
+
+    def write(self, directory: Path) -> None:
+        """Writes the file into a run's directory, whole or not at all."""
+        text = json.dumps({"format": FORMAT, **self._stored()}, allow_nan=False) + "\n"
+        with replacing(directory / self.FILE) as partial:
+            partial.write_text(text, encoding="utf-8")
+
+    def _stored(self) -> Mapping[str, Any]:
+        """The fields as JSON can hold them."""
+        return {k: x.tolist() if isinstance(x, np.ndarray) else x for k, x in vars(self).items()}
+
+
 @dataclass(frozen=True)
-class Probes:
+class Probes(Measured):
     """How well a probe reads a token's position off frozen hidden states, layer by layer.
 
     Attributes:
@@ -85,15 +106,9 @@ class Probes:
         curves = {k: numbers(f"curves[{k!r}]", v, axes=2) for k, v in self.curves.items()}
         object.__setattr__(self, "curves", curves)
 
-    @classmethod
-    def read(cls, run: Run) -> Self | None:
-        """What lies in the run's directory; None without the file, ValueError where it cannot be understood."""
-        return read_file(cls, run.path / cls.FILE)
-
-    def write(self, directory: Path) -> None:
-        """Writes the file into a run's directory."""
+    def _stored(self) -> Mapping[str, Any]:
         curves = {label: mad_PL.tolist() for label, mad_PL in self.curves.items()}
-        write_file(directory / self.FILE, {"positions": self.positions, "curves": curves})
+        return {"positions": self.positions, "curves": curves}
 
 
 class ProbesBeyondReach(Probes):
@@ -107,7 +122,7 @@ class ProbesBeyondReach(Probes):
 
 
 @dataclass(frozen=True)
-class ShuffledPrefix:
+class ShuffledPrefix(Measured):
     """Loss of one target with its prefix as it stood and with the prefix shuffled: nats, float64 [K] each, paired.
 
     File: {"format": 1, "intact": [2.1, ...], "shuffled": [3.0, ...]}
@@ -129,19 +144,9 @@ class ShuffledPrefix:
                 f"intact, shuffled: need one of each per sequence, got {len(self.intact)} and {len(self.shuffled)}"
             )
 
-    @classmethod
-    def read(cls, run: Run) -> Self | None:
-        """What lies in the run's directory; None without the file, ValueError where it cannot be understood."""
-        return read_file(cls, run.path / cls.FILE)
-
-    def write(self, directory: Path) -> None:
-        """Writes the file into a run's directory."""
-        columns = {"intact": self.intact.tolist(), "shuffled": self.shuffled.tolist()}
-        write_file(directory / self.FILE, columns)
-
 
 @dataclass(frozen=True)
-class LossByLength:
+class LossByLength(Measured):
     """Loss of the same last targets, in nats, with contexts of several lengths; `trained` is the training context.
 
     File: {"format": 1, "trained": 32, "lengths": [32, 48, 64], "loss": [1.9, 1.9, 2.4]}
@@ -164,19 +169,11 @@ class LossByLength:
                 f"lengths: need one per loss, ascending, got {self.lengths.tolist()} for {len(self.loss)} losses"
             )
 
-    @classmethod
-    def read(cls, run: Run) -> Self | None:
-        """What lies in the run's directory; None without the file, ValueError where it cannot be understood."""
-        return read_file(cls, run.path / cls.FILE)
-
-    def write(self, directory: Path) -> None:
-        """Writes the file into a run's directory."""
-        lengths = [int(length) for length in self.lengths]
-        stored = {"trained": self.trained, "lengths": lengths, "loss": self.loss.tolist()}
-        write_file(directory / self.FILE, stored)
+    def _stored(self) -> Mapping[str, Any]:
+        return {**super()._stored(), "lengths": [int(length) for length in self.lengths]}
 
 
-def read_file(kind: Any, path: Path) -> Any:
+def _read_file(kind: Any, path: Path) -> Any:
     """A measurement of a kind from its file; None without the file.
 
     Raises:
@@ -194,13 +191,6 @@ def read_file(kind: Any, path: Path) -> Any:
         return kind(**stored)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{path}: {error}") from error
-
-
-def write_file(path: Path, stored: Mapping[str, Any]) -> None:
-    """Writes a measurement, whole or not at all."""
-    text = json.dumps({"format": FORMAT, **stored}, allow_nan=False) + "\n"
-    with replacing(path) as partial:
-        partial.write_text(text, encoding="utf-8")
 
 
 def numbers(name: str, values: Any, *, axes: int) -> np.ndarray:

@@ -5,14 +5,13 @@
 As in `attnlab.measurements`: the program that measures writes the file, claims and the report read it.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
-from attnlab.measurements import numbers, read_file, write_file
-from attnlab.results import Run
+from attnlab.measurements import Measured, numbers
 
 
 @dataclass(frozen=True)
@@ -31,7 +30,7 @@ class Mode:
 
 
 @dataclass(frozen=True)
-class NormModes:
+class NormModes(Measured):
     """A member with the statistics of the batch at hand, as in training, and with running ones, as in use.
 
     Attributes:
@@ -67,17 +66,10 @@ class NormModes:
             numbers(name, [mode.loss, mode.coupling, mode.leak], axes=1)
             object.__setattr__(self, name, mode)
 
-    @classmethod
-    def read(cls, run: Run) -> Self | None:
-        """What lies in the run's directory; None without the file, ValueError where it cannot be understood."""
-        return read_file(cls, run.path / cls.FILE)
-
-    def write(self, directory: Path) -> None:
-        """Writes the file into a run's directory."""
-        stored = {
+    def _stored(self) -> Mapping[str, Any]:
+        return {
+            **super()._stored(),
             "batch_sizes": [int(size) for size in self.batch_sizes],
-            "losses": self.losses.tolist(),
             "batch": vars(self.batch),
             "running": vars(self.running),
         }
-        write_file(directory / self.FILE, stored)

@@ -9,17 +9,14 @@ something beside another one of the same directory and machine, and nothing by i
 
 import statistics
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from attnlab.measurements import numbers, read_file, write_file
-from attnlab.results import Run
+from attnlab.measurements import Measured, numbers
 
 
 @dataclass(frozen=True)
-class _Times:
+class _Times(Measured):
     """Seconds of each turn, after one that was not counted.
 
     Attributes:
@@ -32,8 +29,6 @@ class _Times:
     Raises:
       ValueError: no turn, a time that is not positive and finite, or sizes below 1.
     """
-
-    FILE: ClassVar[str]
 
     seconds: np.ndarray
     sequences: int
@@ -63,21 +58,6 @@ class _Times:
     def tokens_per_second(self) -> float:
         """At the median."""
         return self.length / self.per_sequence
-
-    @classmethod
-    def read(cls, run: Run) -> Self | None:
-        """What lies in the run's directory; None without the file, ValueError where it cannot be understood."""
-        return read_file(cls, run.path / cls.FILE)
-
-    def write(self, directory: Path) -> None:
-        """Writes the file into a run's directory."""
-        columns: dict[str, Any] = {
-            "seconds": self.seconds.tolist(),
-            "sequences": self.sequences,
-            "length": self.length,
-            "device": self.device,
-        }
-        write_file(directory / self.FILE, columns)
 
 
 class UpdateTime(_Times):
