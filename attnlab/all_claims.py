@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,7 +13,7 @@ from attnlab.data import tokenizing
 from attnlab.outcomes import markdown_rows
 from attnlab.report import index
 from attnlab.results import Results
-from attnlab.tracking import read_runs, read_sweep
+from attnlab.tracking import RunResult, read_runs, read_sweep
 from attnlab.tracking.files import read_json
 from attnlab.training import Task
 from attnlab.whole_files import replacing
@@ -109,6 +109,8 @@ def reproduce(
     for name in claims.keys() - set(chosen):
         console.say(f"{name}: has no preset {preset!r}, passed over")
     code = 0
+    # A claim's directory changes while that claim runs, and only then: it is read and judged again after that alone.
+    found = {name: entry(claims[name], root) for name in chosen}
     for number, name in enumerate(chosen, 1):
         console.say(f"claim {number}/{len(chosen)}: {name}")
         try:
@@ -116,9 +118,9 @@ def reproduce(
         except (ValueError, TypeError, OSError) as error:
             console.say(f"{name}: failed: {' '.join(str(error).split())}")
             ended = FAILED
-        found = list(entries({name: claims[name] for name in chosen}, root))
-        page = index.build(found, root, title=f"{preset} presets")
-        write_table(found, root / TABLE)
+        found[name] = entry(claims[name], root)
+        page = index.build(list(found.values()), root, title=f"{preset} presets")
+        write_table(found.values(), root / TABLE)
         if ended > 128:
             return ended
         code = code or ended
@@ -130,38 +132,34 @@ def write_table(found: Iterable[index.Entry], path: Path) -> None:
     """The verdicts as a Markdown table, a row per sub-claim."""
     lines = ["| claim | source | how it is checked | verdict | date | commit |", "|---" * 6 + "|"]
     date = datetime.now(UTC).strftime("%Y-%m-%d")
-    for entry in found:
-        if entry.outcome is not None:
-            preset = entry.sweep.removeprefix(f"{entry.claim.name}-")
-            how = f"attnlab reproduce {entry.claim.name} --preset {preset}"
-            commit = _commit(path.parent / entry.claim.name)
-            lines += markdown_rows(entry.outcome, how=how, date=date, commit=commit)
+    for one in found:
+        if one.outcome is not None:
+            preset = one.sweep.removeprefix(f"{one.claim.name}-")
+            how = f"attnlab reproduce {one.claim.name} --preset {preset}"
+            lines += markdown_rows(one.outcome, how=how, date=date, commit=one.commit)
     with replacing(path) as partial:
         partial.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
-def _commit(workdir: Path) -> str:
+def entry(claim: Claim, root: Path) -> index.Entry:
+    """The claim as it stands in `root/NAME`."""
+    workdir = root / claim.name
+    if not (workdir / "sweep.json").exists():
+        return index.Entry(claim, why="not run")
+    report = workdir / "report" / "report.html"
+    link = f"{claim.name}/report/report.html" if report.exists() else None
+    sweep, runs = read_sweep(workdir)["name"], read_runs(workdir)
+    try:
+        outcome = claim.judge(Results(runs))
+    except ValueError as error:
+        return index.Entry(claim, sweep, why=f"not judged: {error}", report=link)
+    return index.Entry(claim, sweep, outcome, report=link, commit=_commit(runs))
+
+
+def _commit(runs: Iterable[RunResult]) -> str:
     """Short hash that the first run was trained at, with a + where files had changed; "-" where it is not known."""
-    for run in read_runs(workdir):
+    for run in runs:
         git = (read_json(run.path / "environment.json", default=[]) or [{}])[-1].get("git") or {}
         if git.get("commit"):
             return f"{git['commit'][:7]}{'+' * bool(git.get('dirty'))}"
     return "-"
-
-
-def entries(claims: Mapping[str, Claim], root: Path) -> Iterator[index.Entry]:
-    """Each claim as it stands in `root/NAME`."""
-    for name, claim in claims.items():
-        workdir = root / name
-        if not (workdir / "sweep.json").exists():
-            yield index.Entry(claim, why="not run")
-            continue
-        report = workdir / "report" / "report.html"
-        link = f"{name}/report/report.html" if report.exists() else None
-        sweep = read_sweep(workdir)["name"]
-        try:
-            outcome = claim.judge(Results(read_runs(workdir)))
-        except ValueError as error:
-            yield index.Entry(claim, sweep, why=f"not judged: {error}", report=link)
-        else:
-            yield index.Entry(claim, sweep, outcome, report=link)

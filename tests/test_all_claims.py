@@ -115,7 +115,7 @@ def test_index_shows_an_unfinished_sweep_as_invalid_and_links_to_reports(tmp_pat
     )
     (tmp_path / "toy" / "report").mkdir()
     (tmp_path / "toy" / "report" / "report.html").touch()
-    (entry, missing) = all_claims.entries(CLAIMS, tmp_path)
+    entry, missing = (all_claims.entry(claim, tmp_path) for claim in CLAIMS.values())
     assert entry.outcome is not None
     assert entry.outcome.verdict == "INVALID"
     assert entry.report == "toy/report/report.html"

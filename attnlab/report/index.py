@@ -26,6 +26,7 @@ class Entry:
       outcome: None where nothing can be judged.
       why: the reason then.
       report: link to the claim's own report, relative to the index; None where there is none.
+      commit: that it was trained at, in short; "-" where it is not known.
     """
 
     claim: Claim
@@ -33,6 +34,7 @@ class Entry:
     outcome: Outcome | None = None
     why: str = ""
     report: str | None = None
+    commit: str = "-"
 
 
 def build(entries: Sequence[Entry], out: Path, *, title: str) -> Path:
