@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from attnlab import context_plots, measurement_plots, plots
 from attnlab.context_measurements import Reach, TruncatedContext
-from attnlab.measurements import LossByLength, Probes, ShuffledPrefix
+from attnlab.measurements import LossByLength, Measured, Probes, ShuffledPrefix
 from attnlab.plots import NothingToDrawError
 from attnlab.report.source import Facts, varying
 from attnlab.results import Results, Run
@@ -158,6 +158,44 @@ def _wanted(facts: Facts) -> Iterator[_Wanted]:
         )
 
 
+# What lies in files of the runs: its kind, section, stem of the files, caption, what is shown, and who draws it.
+MEASURED: tuple[tuple[type[Measured], str, str, str, str, Callable[..., Figure]], ...] = (
+    (
+        Probes, "probe", "probe_error",
+        "How far a probe of frozen hidden states is from the true position, by layer.",
+        "Lines of probe error by layer",
+        measurement_plots.probe_error,
+    ),
+    (
+        ShuffledPrefix, "shuffled", "shuffled_prefix",
+        "Loss of one target after its prefix as it stood and after the same prefix shuffled. Box: quartiles and "
+        "median; whiskers: 5 to 95 % of the sequences; diamond: mean.",
+        "Boxes of loss with intact and shuffled prefix",
+        measurement_plots.shuffled_prefix,
+    ),
+    (
+        LossByLength, "length", "loss_by_length",
+        "Loss of the same last targets with contexts of several lengths.",
+        "Lines of loss by length of the context",
+        measurement_plots.loss_by_length,
+    ),
+    (
+        TruncatedContext, "future", "truncated",
+        "Loss at each position, and the same with the context cut off behind it: what differs was read of the "
+        "future.",
+        "Lines of loss by position with and without the future",
+        context_plots.truncated_context,
+    ),
+    (
+        Reach, "reach", "reach",
+        "How much the last prediction depends on the tokens before it, by distance: the mean norm of its gradient, as "
+        "a share of all.",
+        "Lines of influence by distance",
+        context_plots.reach,
+    ),
+)  # fmt: skip
+
+
 def _measured(facts: Facts, everything: Mapping[str, Sequence[str]]) -> Iterator[_Wanted]:
     """What was measured on trained members; most sweeps have some of it."""
     results = facts.results
@@ -169,49 +207,10 @@ def _measured(facts: Facts, everything: Mapping[str, Sequence[str]]) -> Iterator
             f"Lines of loss by target position for the arms {', '.join(arm for arms in some.values() for arm in arms)}.",
             partial(measurement_plots.loss_by_position, results, some),
         )
-    for stem, few in _chunks("probe_error", _arms_with(Probes.read, results), LINES):
-        yield _Wanted(
-            "probe",
-            stem,
-            "How far a probe of frozen hidden states is from the true position, by layer.",
-            f"Lines of probe error by layer for the arms {', '.join(few)}.",
-            partial(measurement_plots.probe_error, results, few),
-        )
-    for stem, few in _chunks("shuffled_prefix", _arms_with(ShuffledPrefix.read, results), LINES):
-        yield _Wanted(
-            "shuffled",
-            stem,
-            "Loss of one target after its prefix as it stood and after the same prefix shuffled. Box: quartiles and "
-            "median; whiskers: 5 to 95 % of the sequences; diamond: mean.",
-            f"Boxes of loss with intact and shuffled prefix for the arms {', '.join(few)}.",
-            partial(measurement_plots.shuffled_prefix, results, few),
-        )
-    for stem, few in _chunks("loss_by_length", _arms_with(LossByLength.read, results), LINES):
-        yield _Wanted(
-            "length",
-            stem,
-            "Loss of the same last targets with contexts of several lengths.",
-            f"Lines of loss by length of the context for the arms {', '.join(few)}.",
-            partial(measurement_plots.loss_by_length, results, few),
-        )
-    for stem, few in _chunks("truncated", _arms_with(TruncatedContext.read, results), LINES):
-        yield _Wanted(
-            "future",
-            stem,
-            "Loss at each position, and the same with the context cut off behind it: what differs was read of the "
-            "future.",
-            f"Lines of loss by position with and without the future for the arms {', '.join(few)}.",
-            partial(context_plots.truncated_context, results, few),
-        )
-    for stem, few in _chunks("reach", _arms_with(Reach.read, results), LINES):
-        yield _Wanted(
-            "reach",
-            stem,
-            "How much the last prediction depends on the tokens before it, by distance: the mean norm of its gradient, as "
-            "a share of all.",
-            f"Lines of influence by distance for the arms {', '.join(few)}.",
-            partial(context_plots.reach, results, few),
-        )
+    for kind, section, stem, caption, shown, draw in MEASURED:
+        for name, few in _chunks(stem, _arms_with(kind.read, results), LINES):
+            alt = f"{shown} for the arms {', '.join(few)}."
+            yield _Wanted(section, name, caption, alt, partial(draw, results, few))
     for stem, few in _chunks("attention_entropy", results.arms, HEAT_MAPS):
         yield _Wanted(
             "entropy",
