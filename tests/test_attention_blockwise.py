@@ -1,6 +1,8 @@
 """What only the blockwise implementation promises: memory, skipped tiles, one trace, vmap, every dtype."""
 
 import functools
+import math
+from itertools import pairwise
 
 import attention_oracle as oracle
 import jax
@@ -70,10 +72,10 @@ def schedule(mask, plan):
 
 
 def visits(mask, bq, bk):
-    """(tiles visited with the mask, tiles visited without) of every query block."""
+    """First keys of the tiles visited (with the mask, without) for every query block."""
     found = schedule(mask, tiles.Plan(bq, bk, None, 1.0, False))
-    for order, masked, visited in zip(*map(np.asarray, found), strict=True):
-        yield list(order[:masked]), list(order[masked:visited])
+    for keys, masked, visited in zip(*map(np.asarray, found), strict=True):
+        yield list(keys[:masked]), list(keys[masked:visited])
 
 
 ROWS, KEYS = 11, 13
@@ -93,17 +95,19 @@ def test_visited_tiles_cover_the_mask_and_unmasked_ones_lie_inside_it(lo, hi, bl
     bq, bk = blocks
     rows = np.arange(tiles.count(ROWS, bq) * bq).reshape(-1, bq).clip(max=ROWS - 1)
     for i, (with_mask, without) in enumerate(visits(mask, bq, bk)):
-        seen = with_mask + without
-        for j in without:
-            assert (j + 1) * bk <= KEYS
-            assert allowed[:, rows[i], j * bk : (j + 1) * bk].all(), "the mask was needed"
-        assert len(set(seen)) == len(seen), "a tile is visited twice"
-        reach = allowed[:, rows[i]].any((0, 1))
-        occupied = {j for j in range(tiles.count(KEYS, bk)) if reach[j * bk : (j + 1) * bk].any()}
+        seen = sorted(with_mask + without)
+        for start in without:
+            assert start + bk <= KEYS
+            assert allowed[:, rows[i], start : start + bk].all(), "the mask was needed"
+        assert all(0 <= start <= (tiles.count(KEYS, bk) - 1) * bk for start in seen), "it would move"
+        assert all((b - a) % bk == 0 and a < b for a, b in pairwise(seen)), "tiles overlap"
+        reach = np.flatnonzero(allowed[:, rows[i]].any((0, 1)))
         if is_dense:
-            assert occupied == set(seen), "an empty tile is visited, or a full one is not"
-        elif occupied:
-            assert set(seen) == set(range(min(occupied), max(occupied) + 1))
+            assert {k // bk * bk for k in reach} == set(seen), "an empty tile, or a full one missed"
+        elif len(reach):
+            begin = reach[0] - reach[0] % math.gcd(bk, 16)  # whole cache lines
+            assert len(seen) == tiles.count(reach[-1] + 1 - begin, bk), "too many tiles"
+            assert seen[0] <= reach[0] and reach[-1] < seen[-1] + bk
         else:
             assert not seen
 
@@ -112,6 +116,11 @@ def test_a_window_visits_a_number_of_tiles_that_does_not_grow_with_the_length():
     for T in (64, 256):
         counts = [len(a) + len(b) for a, b in visits(masks.sliding_window(T, 8), 8, 8)]
         assert max(counts) == 2
+
+
+def test_a_window_as_wide_as_a_tile_is_one_visit():
+    counts = [len(a) + len(b) for a, b in visits(masks.sliding_window(256, 17), 16, 32)]
+    assert counts == [1] * 16
 
 
 # Memory and compilation

@@ -73,19 +73,18 @@ def forward(
     nq, _, _, R, _ = q_rows.shape
 
     def block(_: None, x: tuple[Array, ...]) -> tuple[None, tuple[Array, ...]]:
-        i, q_i, lo_i, hi_i, order, masked, visited = x
+        i, q_i, lo_i, hi_i, starts, masked, visited = x
 
         def visit(is_masked: bool, t: Array, state: _State) -> _State:
-            j = order[t]
-            k_j = tiles.take(k_BKSH, j * plan.block_k, plan.block_k, 2)
-            vT_j = tiles.take(vT_BKHS, j * plan.block_k, plan.block_k, 3)
-            s, _ = tiles.logits(plan, i, j, q_i, k_j, bias)
+            start, keys = starts[t], plan.block_k
+            k_j, vT_j = tiles.take(k_BKSH, start, keys, 2), tiles.take(vT_BKHS, start, keys, 3)
+            s, _ = tiles.logits(plan, i, start, q_i, k_j, bias)
             if is_masked:
-                s = jnp.where(tiles.visible(plan, i, j, lo_i, hi_i, dense), s, -jnp.inf)
+                s = jnp.where(tiles.visible(plan, i, start, lo_i, hi_i, dense), s, -jnp.inf)
             state, p = _online_softmax(state, s, vT_j)
             if state.below is None:
                 return state
-            return state._replace(below=state.below + _mass_below(plan, edges, i, j, p))
+            return state._replace(below=state.below + _mass_below(plan, edges, i, start, p))
 
         zeros = partial(jnp.zeros, dtype=wide)
         state = _State(
@@ -147,26 +146,27 @@ def backward(
     rows = partial(tiles.row_blocks, plan, kv_heads=K, heads=heads)
 
     def block(carry: tuple, x: tuple[Array, ...]) -> tuple[tuple, Array]:
-        i, q_i, do_i, lse_i, delta_i, lo_i, hi_i, order, masked, visited = x
+        i, q_i, do_i, lse_i, delta_i, lo_i, hi_i, starts, masked, visited = x
 
         def visit(is_masked: bool, t: Array, state: tuple) -> tuple:
             dqT, dk, dv, dparameters = state
-            j = order[t]
-            start, keys = j * plan.block_k, plan.block_k
+            start, keys = starts[t], plan.block_k
             k_j, v_j = tiles.take(k_BKSH, start, keys, 2), tiles.take(v_BKSH, start, keys, 2)
             kT_j = tiles.take(kT_BKHS, start, keys, 3)
-            s, slope = tiles.logits(plan, i, j, q_i, k_j, bias)
+            s, slope = tiles.logits(plan, i, start, q_i, k_j, bias)
             p = jnp.exp(s - lse_i[:, :, None])
             if is_masked:
                 # Not differentiated: the infinity that a forbidden logit may give goes no further.
-                p = jnp.where(tiles.visible(plan, i, j, lo_i, hi_i, dense), p, 0)
+                p = jnp.where(tiles.visible(plan, i, start, lo_i, hi_i, dense), p, 0)
             dp = _product("bksh,bkrh->bksr", v_j, do_i)
             ds = p * (dp - delta_i[:, :, None])
             if slope is not None:
                 ds *= slope
             if learned:
                 _, pull = jax.vjp(
-                    lambda leaves: tiles.bias_tile(plan, rebuild(leaves), i, j, keys, s.shape[3]),
+                    lambda leaves: tiles.bias_tile(
+                        plan, rebuild(leaves), i, start, keys, s.shape[3]
+                    ),
                     parameters,
                 )
                 dparameters = jax.tree.map(jnp.add, dparameters, pull(ds)[0])
@@ -223,8 +223,8 @@ def _online_softmax(state: _State, s: Array, vT_j: Array) -> tuple[_State, Array
     return _State(acc, max_logit, total, shifted, state.below * decay[:, :, None]), p
 
 
-def _mass_below(plan: Plan, edges: tuple[int, ...], i: Array, j: Array, p: Array) -> Array:
-    """The mass of tile (i, j) at distances below each edge: [B, K, D, R].
+def _mass_below(plan: Plan, edges: tuple[int, ...], i: Array, start: Array, p: Array) -> Array:
+    """The mass of query block i on the keys from `start` on at distances below each edge: [B, K, D, R].
 
     Keys closer than an edge are a run, so its mass is a difference of two prefix sums over keys. Prefix sums exist at
     every `step`-th key only; the rest of the way is gathered. A masked sum per edge would take several times as long.
@@ -248,7 +248,7 @@ def _mass_below(plan: Plan, edges: tuple[int, ...], i: Array, j: Array, p: Array
         return total
 
     own = i * plan.block_q + lax.broadcasted_iota(jnp.int32, (1, R), 1) % plan.block_q
-    own -= j * plan.block_k
+    own -= start
     on_diagonal = jnp.where(((own >= 0) & (own < keys))[None, None], gather(p, own), 0)
     edge = jnp.asarray(edges[1:], jnp.int32)[:, None]
     closer = mass_before(own + edge) - mass_before(own - edge + 1)

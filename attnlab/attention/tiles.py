@@ -6,6 +6,7 @@ block of positions, R = G * block_q, so grouped heads share one load of the keys
 the speed, and everything per query lies along the vector axis.
 """
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -42,10 +43,10 @@ class MaskArrays(NamedTuple):
 
 
 class Schedule(NamedTuple):
-    """The tiles of each query block: first those that need the mask, then those that do not, by key tile index.
+    """The tiles of each query block: first those that need the mask, then those that do not.
 
     Attributes:
-      order: int32 [nq, nk]; entries past `visited` mean nothing.
+      keys: int32 [nq, nk], the first key of each tile; entries past `visited` mean nothing.
       masked: int32 [nq], how many of them need the mask.
       visited: int32 [nq], how many are visited at all.
     """
@@ -61,16 +62,22 @@ def count(length: int, block: int) -> int:
 
 
 def schedule(plan: Plan, lo_rows: Array, hi_rows: Array, mask: MaskArrays, kv_len: int) -> Schedule:
-    """The visits of every query block, jointly over batch, heads and rows, from `row_blocks` of the bounds."""
+    """The visits of every query block, jointly over batch, heads and rows, from `row_blocks` of the bounds.
+
+    The tiles of a block begin at the first key that anyone in it reads, not at a multiple of their width: a window that
+    is as wide as a tile is one visit, not two. A dense mask needs one grid for all blocks.
+    """
     bk, nk = plan.block_k, count(kv_len, plan.block_k)
     rows = (1, 2, 3)
     nonempty = lo_rows < hi_rows
-    # First and past-the-last tile that anyone reads. Empty rows read nothing and must not drag the range to 0.
-    first = jnp.min(jnp.where(nonempty, lo_rows, kv_len), axis=rows) // bk
-    last = -(-jnp.max(hi_rows, axis=rows) // bk)
+    # What anyone reads. Empty rows read nothing and must not drag the range to 0.
+    begin = jnp.min(jnp.where(nonempty, lo_rows, kv_len), axis=rows)
+    end = jnp.max(hi_rows, axis=rows)
+    grid = jnp.zeros_like(begin) if mask.dense is not None else _grid(plan, begin, end, nk)
+    first, last = (begin - grid) // bk, -(-(end - grid) // bk)
     # First and past-the-last tile that everyone reads whole; an empty row has hi = 0, and then there is none.
-    inner_first = -(-jnp.max(lo_rows, axis=rows) // bk)
-    inner_last = jnp.min(hi_rows, axis=rows) // bk
+    inner_first = -(-(jnp.max(lo_rows, axis=rows) - grid) // bk)
+    inner_last = (jnp.min(hi_rows, axis=rows) - grid) // bk
     tile = lax.broadcasted_iota(jnp.int32, (1, nk), 1)
     if mask.dense is not None:
         some, every = _dense_tiles(plan, mask.dense, lo_rows.shape[0], nk)
@@ -78,7 +85,7 @@ def schedule(plan: Plan, lo_rows: Array, hi_rows: Array, mask: MaskArrays, kv_le
         every &= (tile >= inner_first[:, None]) & (tile < inner_last[:, None])
         order = jnp.argsort(jnp.where(every, 1, jnp.where(some, 0, 2)), axis=1, stable=True)
         return Schedule(
-            order.astype(jnp.int32),
+            order.astype(jnp.int32) * bk,
             jnp.sum(some & ~every, axis=1, dtype=jnp.int32),
             jnp.sum(some, axis=1, dtype=jnp.int32),
         )
@@ -96,7 +103,18 @@ def schedule(plan: Plan, lo_rows: Array, hi_rows: Array, mask: MaskArrays, kv_le
             inner_first[:, None] + tile - masked[:, None],
         ),
     )
-    return Schedule(order, masked, last - first)
+    return Schedule(grid[:, None] + order * bk, masked, last - first)
+
+
+def _grid(plan: Plan, begin: Array, end: Array, nk: int) -> Array:
+    """Where the tiles of each query block begin: int32 [nq].
+
+    At the first key it reads, rounded down to whole cache lines, and early enough for its last tile to end with the
+    padded keys: a slice that reached past them would be moved.
+    """
+    grid = begin - begin % math.gcd(plan.block_k, 16)
+    tiles = jnp.maximum(-(-(end - grid) // plan.block_k), 0)
+    return jnp.minimum(grid, (nk - tiles) * plan.block_k)
 
 
 def _dense_tiles(plan: Plan, dense: Array, nq: int, nk: int) -> tuple[Array, Array]:
@@ -174,16 +192,16 @@ def keys_first(plan: Plan, x_BSKH: Array) -> Array:
 
 
 def visible(
-    plan: Plan, i: Array, j: Array, lo_rows: Array, hi_rows: Array, dense: Array | None
+    plan: Plan, i: Array, start: Array, lo_rows: Array, hi_rows: Array, dense: Array | None
 ) -> Array:
-    """The mask of tile (i, j): bool (1|B, 1|K, block_k, R); `dense` as padded by `pad_dense`."""
-    key = lax.broadcasted_iota(jnp.int32, (1, 1, plan.block_k, 1), 2) + j * plan.block_k
+    """The mask of query block i and the keys from `start` on: bool (1|B, 1|K, block_k, R); `dense` as padded."""
+    key = lax.broadcasted_iota(jnp.int32, (1, 1, plan.block_k, 1), 2) + start
     ok = (key >= lo_rows[:, :, None]) & (key < hi_rows[:, :, None])
     if dense is None:
         return ok
     b, n = dense.shape[:2]
-    start = (jnp.int32(0), jnp.int32(0), i * plan.block_q, j * plan.block_k)
-    tile = lax.dynamic_slice(dense, start, (b, n, plan.block_q, plan.block_k))
+    corner = (jnp.int32(0), jnp.int32(0), i * plan.block_q, start)
+    tile = lax.dynamic_slice(dense, corner, (b, n, plan.block_q, plan.block_k))
     return ok & fold_heads(tile, ok.shape[-1] // plan.block_q)
 
 
@@ -197,24 +215,29 @@ def fold_heads(tile: Array, groups: int) -> Array:
 
 
 def logits(
-    plan: Plan, i: Array, j: Array, q_rows: Array, k_tile: Array, bias: PositionBias | None
+    plan: Plan, i: Array, start: Array, q_rows: Array, k_tile: Array, bias: PositionBias | None
 ) -> tuple[Array, Array | None]:
-    """Scaled, biased and capped logits [B, K, keys, R] in float32, and the slope of the cap (None: no cap)."""
+    """Scaled, biased and capped logits [B, K, keys, R] in float32, and the slope of the cap (None: no cap).
+
+    Of query block i and the keys from `start` on.
+    """
     wide = jnp.promote_types(q_rows.dtype, jnp.float32)
     s = jnp.einsum("bksh,bkrh->bksr", k_tile, q_rows, preferred_element_type=wide)
     if plan.logit_scale != 1:
         s *= plan.logit_scale
     if bias is not None:
-        s += bias_tile(plan, bias, i, j, k_tile.shape[2], q_rows.shape[2])
+        s += bias_tile(plan, bias, i, start, k_tile.shape[2], q_rows.shape[2])
     if plan.softcap is None:
         return s, None
     t = jnp.tanh(s / plan.softcap)
     return plan.softcap * t, 1 - t * t
 
 
-def bias_tile(plan: Plan, bias: PositionBias, i: Array, j: Array, keys: int, rows: int) -> Array:
-    """The bias of `keys` keys from tile j on, towards query block i: (1|B, K, keys, R)."""
-    tile = bias.rows(i * plan.block_q, plan.block_q).keys(j * plan.block_k, keys).value()
+def bias_tile(
+    plan: Plan, bias: PositionBias, i: Array, start: Array, keys: int, rows: int
+) -> Array:
+    """The bias of `keys` keys from `start` on, towards query block i: (1|B, K, keys, R)."""
+    tile = bias.rows(i * plan.block_q, plan.block_q).keys(start, keys).value()
     return fold_heads(tile, rows // plan.block_q)
 
 
