@@ -494,6 +494,8 @@ def _data(args: argparse.Namespace, _: list[str]) -> int:
 def _bench(args: argparse.Namespace, _: list[str]) -> int:
     parser = argparse.ArgumentParser(prog=f"attnlab bench {args.what}")
     if args.what == "attention":
+        with _bad_input():
+            _prepare_machine(None)
         from attnlab.bench import attention  # starts jax: its flags are parsed here, not above
 
         parser.description = attention.__doc__

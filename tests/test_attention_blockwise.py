@@ -99,7 +99,9 @@ def test_visited_tiles_cover_the_mask_and_unmasked_ones_lie_inside_it(lo, hi, bl
         for start in without:
             assert start + bk <= KEYS
             assert allowed[:, rows[i], start : start + bk].all(), "the mask was needed"
-        assert all(0 <= start <= (tiles.count(KEYS, bk) - 1) * bk for start in seen), "it would move"
+        assert all(0 <= start <= (tiles.count(KEYS, bk) - 1) * bk for start in seen), (
+            "it would move"
+        )
         assert all((b - a) % bk == 0 and a < b for a, b in pairwise(seen)), "tiles overlap"
         reach = np.flatnonzero(allowed[:, rows[i]].any((0, 1)))
         if is_dense:
@@ -107,7 +109,8 @@ def test_visited_tiles_cover_the_mask_and_unmasked_ones_lie_inside_it(lo, hi, bl
         elif len(reach):
             begin = reach[0] - reach[0] % math.gcd(bk, 16)  # whole cache lines
             assert len(seen) == tiles.count(reach[-1] + 1 - begin, bk), "too many tiles"
-            assert seen[0] <= reach[0] and reach[-1] < seen[-1] + bk
+            assert seen[0] <= reach[0]
+            assert reach[-1] < seen[-1] + bk
         else:
             assert not seen
 

@@ -62,6 +62,24 @@ def test_statistics_are_those_of_the_oracles_weights(name, impl):
     assert {x.dtype.name for x in jax.tree.leaves(stats)} == {"float32", "int32"}
 
 
+@pytest.mark.parametrize("blocks", [(4, 3), (8, 16), (5, 2)])
+@pytest.mark.parametrize(
+    "mask", [masks.full(70, 90), masks.causal(70), masks.window(70, left=40, right=9)]
+)
+def test_mass_by_distance_where_tiles_are_far_from_the_diagonal(blocks, mask):
+    """Tiles that contain no edge of a bucket, one, or several take ways of their own."""
+    q, k, v, _ = inputs(70, mask.kv_len, seed=3)
+    block_q, block_k = blocks
+    sizes = {"impl": "blockwise", "block_q": block_q, "block_k": block_k}
+    want, got = (
+        jax.jit(functools.partial(attend, scale=1.0, stats=True, **how))(q, k, v, mask)[1]
+        for how in ({"impl": "dense"}, sizes)
+    )
+    assert got.distance_mass.shape[-1] == 8
+    np.testing.assert_allclose(got.distance_mass, want.distance_mass, atol=2e-6)
+    np.testing.assert_allclose(got.diagonal_mass, want.diagonal_mass, atol=1e-6)
+
+
 def test_reductions_per_head_skip_queries_that_cannot_choose(impl):
     """Rows with one visible key have entropy 0 by force: averaging them in would hide a collapse."""
     q = jnp.zeros((1, 3, 2, 4))  # uniform attention

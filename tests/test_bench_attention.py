@@ -21,6 +21,7 @@ def case(mask: str, length: int = 40) -> contenders.Case:
 
 
 MASKS = ("causal", "packed")
+OVER_DEVICES = (f"blockwise x {jax.device_count()} devices",) if jax.device_count() > 1 else ()
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +35,7 @@ def record(tmp_path_factory):
 
 def test_every_contender_has_a_time_and_a_size(record):
     cells = record[0]["cells"]
-    names = ("blockwise", "blockwise + statistics", "dense", "jax.nn")
+    names = ("blockwise", "blockwise + statistics", *OVER_DEVICES, "dense", "jax.nn")
     asked = itertools.product(MASKS, ("forward", "forward + backward"), names)
     assert [(c["mask"], c["direction"], c["contender"]) for c in cells] == list(asked)
     for cell in cells:
@@ -45,7 +46,9 @@ def test_every_contender_has_a_time_and_a_size(record):
 
 
 def test_one_trace_serves_all_masks_of_a_length(record):
-    assert record[0]["machine"]["traces"] == {"T 24 forward": 1, "T 24 forward + backward": 1}
+    programs = ("blockwise", *OVER_DEVICES)
+    asked = itertools.product(programs, ("forward", "forward + backward"))
+    assert record[0]["machine"]["traces"] == {f"{name}, T 24, {way}": 1 for name, way in asked}
 
 
 def test_logits_beyond_the_limit_are_a_reason_and_not_a_time():
@@ -69,7 +72,7 @@ def test_jax_contenders_compute_the_same(mask):
             name: contenders._compiled(name, True, mask if name == "jax.nn" else None)(
                 q, k, v, contenders.mask_of(it), dout
             )[:2]
-            for name in ("dense", "blockwise", "blockwise + statistics", "jax.nn")
+            for name in ("dense", "blockwise", "blockwise + statistics", *OVER_DEVICES, "jax.nn")
         }
     want = outputs.pop("dense")
     for name, got in outputs.items():

@@ -4,7 +4,6 @@
 Shapes: tiles are keys first, [B, K, keys, R], R the rows of a query block (see `tiles`).
 """
 
-import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -15,6 +14,7 @@ from jax import Array, lax
 
 from attnlab.attention import tiles
 from attnlab.attention.bias import PositionBias
+from attnlab.attention.distances import mass_below
 from attnlab.attention.stats import distance_edges
 from attnlab.attention.tiles import MaskArrays, Plan
 
@@ -81,10 +81,11 @@ def forward(
             s, _ = tiles.logits(plan, i, start, q_i, k_j, bias)
             if is_masked:
                 s = jnp.where(tiles.visible(plan, i, start, lo_i, hi_i, dense), s, -jnp.inf)
-            state, p = _online_softmax(state, s, vT_j)
+            state, p, mass = _online_softmax(state, s, vT_j)
             if state.below is None:
                 return state
-            return state._replace(below=state.below + _mass_below(plan, edges, i, start, p))
+            below = mass_below(plan, edges, i * plan.block_q - start, p, mass)
+            return state._replace(below=state.below + below)
 
         zeros = partial(jnp.zeros, dtype=wide)
         state = _State(
@@ -206,53 +207,22 @@ def _visit_all(visit: Callable, masked: Array, visited: Array, state: Any) -> An
     return lax.fori_loop(masked, visited, partial(visit, False), state)
 
 
-def _online_softmax(state: _State, s: Array, vT_j: Array) -> tuple[_State, Array]:
-    """One more tile of logits, -inf where forbidden, and its unnormalised weights."""
+def _online_softmax(state: _State, s: Array, vT_j: Array) -> tuple[_State, Array, Array]:
+    """One more tile of logits, -inf where forbidden; its unnormalised weights, and their sums [B, K, R]."""
     max_logit = jnp.maximum(state.max_logit, jnp.max(s, axis=2))
     shift = jnp.where(jnp.isneginf(max_logit), 0, max_logit)  # nothing visible so far
     x = s - shift[:, :, None]
     p, decay = jnp.exp(x), jnp.exp(state.max_logit - shift)
     acc = state.acc * decay[:, :, None]
     acc += _product("bkhs,bksr->bkhr", vT_j, p.astype(vT_j.dtype))
-    total = state.total * decay + jnp.sum(p, axis=2)
+    mass = jnp.sum(p, axis=2)
+    total = state.total * decay + mass
     if state.shifted is None:
-        return _State(acc, max_logit, total, None, None), p
+        return _State(acc, max_logit, total, None, None), p, mass
     moved = jnp.where(state.total > 0, state.max_logit - shift, 0) * state.total
     shifted = (state.shifted + moved) * decay + jnp.sum(jnp.where(p > 0, p * x, 0), axis=2)
     assert state.below is not None
-    return _State(acc, max_logit, total, shifted, state.below * decay[:, :, None]), p
-
-
-def _mass_below(plan: Plan, edges: tuple[int, ...], i: Array, start: Array, p: Array) -> Array:
-    """The mass of query block i on the keys from `start` on at distances below each edge: [B, K, D, R].
-
-    Keys closer than an edge are a run, so its mass is a difference of two prefix sums over keys. Prefix sums exist at
-    every `step`-th key only; the rest of the way is gathered. A masked sum per edge would take several times as long.
-    """
-    B, K, keys, R = p.shape
-    step = math.gcd(keys, 8)
-    sums = jnp.sum(p.reshape(B, K, keys // step, step, R), axis=3)
-    lower = jnp.tril(jnp.ones((keys // step + 1, keys // step), p.dtype), k=-1)
-    prefix = jnp.einsum("ts,bksr->bktr", lower, sums, precision=lax.Precision.HIGHEST)
-
-    def gather(x: Array, key: Array) -> Array:
-        index = jnp.broadcast_to(key[None, None], (B, K, *key.shape))
-        return jnp.take_along_axis(x, index, axis=2, mode="clip")
-
-    def mass_before(key: Array) -> Array:
-        key = jnp.clip(key, 0, keys)
-        block = key // step
-        total = gather(prefix, block)
-        for t in range(step - 1):
-            total += jnp.where((block * step + t < key)[None, None], gather(p, block * step + t), 0)
-        return total
-
-    own = i * plan.block_q + lax.broadcasted_iota(jnp.int32, (1, R), 1) % plan.block_q
-    own -= start
-    on_diagonal = jnp.where(((own >= 0) & (own < keys))[None, None], gather(p, own), 0)
-    edge = jnp.asarray(edges[1:], jnp.int32)[:, None]
-    closer = mass_before(own + edge) - mass_before(own - edge + 1)
-    return jnp.concatenate([on_diagonal, jnp.maximum(closer, on_diagonal)], axis=2)
+    return _State(acc, max_logit, total, shifted, state.below * decay[:, :, None]), p, mass
 
 
 def _bounds(plan: Plan, mask: MaskArrays, kv_heads: int, heads: int) -> tuple[Array, Array]:

@@ -90,7 +90,9 @@ def run(args: argparse.Namespace) -> int:
     from attnlab.bench import report
 
     report.print_table(cells)
-    print(f"\ntraces of the blockwise program: {machine['traces']} (one per length and direction)")
+    print(
+        f"\ntraces of blockwise, whatever the mask: {sorted(set(machine['traces'].values()))} per length and direction"
+    )
     if args.out is not None:
         args.out.mkdir(parents=True, exist_ok=True)
         record = {"machine": machine, "cells": [asdict(c) for c in cells]}

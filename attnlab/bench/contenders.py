@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from attnlab import masks
 from attnlab.attention import attend
@@ -73,7 +74,10 @@ def mask_of(case: Case) -> Mask:
 
 def names(torch: "TorchWorker | None", flex: bool) -> Iterator[str]:
     """The contenders of this run, in the order of the table."""
-    yield from ("blockwise", "blockwise + statistics", "dense", "jax.nn")
+    yield from ("blockwise", "blockwise + statistics")
+    if jax.device_count() > 1:
+        yield _over_devices()
+    yield from ("dense", "jax.nn")
     if torch is not None:
         yield "torch SDPA"
         if flex:
@@ -98,9 +102,17 @@ def build(
     return made
 
 
+def _over_devices() -> str:
+    """The contender that gives each device its share of the heads, as a mesh gives it its share of the examples."""
+    return f"blockwise x {jax.device_count()} devices"
+
+
 def traces() -> dict[str, int]:
-    """How often the blockwise program was traced, by length and direction."""
-    return {f"T {t} {'forward + backward' if b else 'forward'}": n for (t, b), n in _traced.items()}
+    """How often the blockwise programs were traced, by contender, length and direction."""
+    return {
+        f"{name}, T {length}, {'forward + backward' if backward else 'forward'}": count
+        for (name, length, backward), count in _traced.items()
+    }
 
 
 def _unavailable(why: str) -> tuple[Callable[[], float], float]:
@@ -125,8 +137,8 @@ def _compiled(name: str, backward: bool, mask: str | None) -> Callable[..., Any]
         scale = q.shape[-1] ** -0.5
         if name == "dense":
             return attend(q, k, v, m, scale=scale, impl="dense"), None
-        if name == "blockwise":
-            _traced[q.shape[1], backward] += 1
+        if name in ("blockwise", _over_devices()):
+            _traced[name, q.shape[1], backward] += 1
             return attend(q, k, v, m, scale=scale, impl="blockwise"), None
         if name == "blockwise + statistics":
             return attend(q, k, v, m, scale=scale, impl="blockwise", stats=True)
@@ -140,12 +152,29 @@ def _compiled(name: str, backward: bool, mask: str | None) -> Callable[..., Any]
         out, pull, stats = jax.vjp(lambda q, k, v: forward(q, k, v, m), q, k, v, has_aux=True)
         return out, pull(dout), stats
 
-    return jax.jit(both if backward else lambda q, k, v, m, _: forward(q, k, v, m))
+    function = both if backward else lambda q, k, v, m, _: forward(q, k, v, m)
+    if name == _over_devices():
+        mesh, heads = _mesh(), PartitionSpec(None, None, "heads")
+        function = jax.shard_map(
+            function, mesh=mesh, in_specs=(heads, heads, heads, PartitionSpec(), heads),
+            out_specs=heads, check_vma=False,
+        )  # fmt: skip
+    return jax.jit(function)
+
+
+def _mesh() -> Mesh:
+    return jax.make_mesh((jax.device_count(),), ("heads",), axis_types=(AxisType.Auto,))
 
 
 def _prepare_jax(name: str, case: Case) -> tuple[Callable[[], float], float]:
+    devices = jax.device_count() if name == _over_devices() else 1
+    if case.kv_heads % devices:
+        raise UnavailableError(f"{case.kv_heads} heads of keys on {devices} devices")
     function = _compiled(name, case.backward, case.mask if name == "jax.nn" else None)
     q, k, v, dout = _arrays(case)
+    if devices > 1:
+        heads = NamedSharding(_mesh(), PartitionSpec(None, None, "heads"))
+        q, k, v, dout = jax.device_put((q, k, v, dout), heads)
     arguments = (q, k, v, mask_of(case), dout)
 
     def once() -> float:
@@ -156,7 +185,7 @@ def _prepare_jax(name: str, case: Case) -> tuple[Callable[[], float], float]:
     once()  # compiles, unless another mask of this length already has
     memory = function.lower(*arguments).compile().memory_analysis()  # type: ignore[attr-defined]
     peak = memory.argument_size_in_bytes + memory.output_size_in_bytes + memory.temp_size_in_bytes
-    return once, float(peak)
+    return once, float(devices * peak)
 
 
 class TorchWorker:
