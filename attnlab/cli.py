@@ -17,7 +17,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from attnlab import checks, data_command, evaluate, measure_command, report_command, sample
+from attnlab import checks
+from attnlab.commands import data_command, evaluate, measure_command, report_command, sample
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 BAD_INPUT = 2
@@ -256,7 +257,8 @@ def _reproduce(args: argparse.Namespace, _: list[str]) -> int:
         _refuse_resume_of_nothing(args)
         _prepare_machine(args.devices)
     if args.all:
-        from attnlab import all_claims, sweeps
+        from attnlab import sweeps
+        from attnlab.commands import all_claims
 
         root = args.workdir or sweeps.default_workdir(f"claims-{args.preset}")
         return all_claims.reproduce(chosen, args.preset, root, _one_of_all(args))
@@ -341,7 +343,8 @@ def _forecast(args: argparse.Namespace, config_flags: list[str]) -> int:
         rows, data = _mesh(args.mesh)
         os.environ["JAX_PLATFORMS"] = "cpu"
         _prepare_machine(rows * data)
-        from attnlab import console, forecast
+        from attnlab import console
+        from attnlab.commands import forecast
 
         words = [*config_flags, f"--config.mesh.data={data}"]
         plan = _plan_of(args.config, words, args.sweep, args.seeds)
@@ -380,7 +383,8 @@ def _run(plan: Any, args: argparse.Namespace) -> int:
 
 def _status(args: argparse.Namespace, _: list[str]) -> int:
     with _bad_input():
-        from attnlab import console, status
+        from attnlab import console
+        from attnlab.commands import status
 
         rows = status.read(args.workdir)
         console.print_table(str(args.workdir), status.COLUMNS, [row.cells() for row in rows])
@@ -457,7 +461,7 @@ def _shard(args: argparse.Namespace) -> Any:
 def _claims(args: argparse.Namespace, _: list[str]) -> int:
     with _bad_input():
         _prepare_machine(None)
-        from attnlab import all_claims
+        from attnlab.commands import all_claims
 
         all_claims.list_them(_every_claim(), args.runs)
     return 0
@@ -516,7 +520,7 @@ def _bench(args: argparse.Namespace, _: list[str]) -> int:
 
 def _mask(args: argparse.Namespace, _: list[str]) -> int:
     with _bad_input():
-        from attnlab import mask_text
+        from attnlab.masks import mask_text
 
         for flag, value in (("--length", args.length), ("--kv-length", args.kv_length)):
             if value is not None and value < 1:

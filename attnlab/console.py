@@ -11,8 +11,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as Bars
 from rich.table import Table
 
-from attnlab import costs, fitting, outcomes
-from attnlab.judging import Outcome
+from attnlab import costs, fitting
+from attnlab.claims import outcomes
+from attnlab.claims.judging import Outcome
 from attnlab.plan import Group
 from attnlab.population import GroupReport, Progress
 

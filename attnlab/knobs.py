@@ -16,10 +16,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from attnlab import mask_text, norms, positions, sharding
+from attnlab import norms, positions, sharding
 from attnlab.attention.api import IMPLEMENTATIONS
 from attnlab.data import tokenizing
-from attnlab.masks import Mask
+from attnlab.masks import Mask, mask_text
 from attnlab.objectives import ORDERS, Objective
 from attnlab.optimizer import OptimizerKnobs
 

@@ -14,29 +14,20 @@ import jax
 import numpy as np
 import optax
 
-from attnlab import (
-    attention_maps,
-    context_use,
-    mask_text,
-    model,
-    norm_modes,
-    objectives,
-    probes,
-    timing,
-    training,
-    windowed_sampling,
-)  # fmt: skip
+from attnlab import model, norm_modes, objectives, probes, timing, training, windowed_sampling
 from attnlab.claims import Measurement
-from attnlab.context_measurements import PositionShare, Reach, Samples, TruncatedContext
 from attnlab.data.corpus import Corpus
 from attnlab.data.ngrams import NGramModel
 from attnlab.data.sampling import Windows
 from attnlab.data.vocabulary import Tokens
+from attnlab.masks import mask_text
 from attnlab.measurements import LossByLength, Probes, ProbesBeyondReach, ShuffledPrefix
+from attnlab.measurements.context import PositionShare, Reach, Samples, TruncatedContext
+from attnlab.measurements.norms import NormModes
+from attnlab.measurements.times import AttentionTime, UpdateTime
 from attnlab.members import Trained, load_all
-from attnlab.norm_measurements import NormModes
+from attnlab.probes import attention_maps, context_use  # fmt: skip
 from attnlab.results import FINISHED, Run, arm_of
-from attnlab.time_measurements import AttentionTime, UpdateTime
 
 # Of the draws behind all measurements: sequences, orders, probes.
 SEED = 20_221_104

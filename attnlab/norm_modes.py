@@ -18,8 +18,8 @@ from jax import Array
 from attnlab import model, probes
 from attnlab.knobs import Architecture, ModelKnobs
 from attnlab.masks import Mask
+from attnlab.measurements.norms import Mode, NormModes
 from attnlab.members import Trained
-from attnlab.norm_measurements import Mode, NormModes
 
 SEED = 20_150_211  # of the choice of sequences and of what replaces tokens
 BATCH_SIZES = (1, 4, 32)

@@ -11,10 +11,10 @@ from typing import Any
 
 import jax
 
-from attnlab import console, fitting, measuring, outcomes, processes, resume, sharding, shards
+from attnlab import console, fitting, measuring, processes, resume, sharding, shards
 from attnlab import plan as plan_lib
 from attnlab.checkpoints import Checkpoints, reached_preemption
-from attnlab.claims import Claim, Measurement
+from attnlab.claims import Claim, Measurement, outcomes
 from attnlab.data import corpora, references
 from attnlab.data.feed import Place
 from attnlab.knobs import set_flat
@@ -189,7 +189,7 @@ def reproduce(
     if code == 0:
         code = measure(workdir, measured, base)
     if code == 0:
-        from attnlab import sweep_report  # brings matplotlib, which takes seconds to import
+        from attnlab.commands import sweep_report
 
         outcome = claim.judge(Results(read_runs(workdir)))
         paths["verdict"] = workdir / "verdict.json"

@@ -14,8 +14,8 @@ from attnlab import training
 from attnlab.attention import attend
 from attnlab.data import feed
 from attnlab.masks import Mask
+from attnlab.measurements.times import AttentionTime, UpdateTime
 from attnlab.members import Trained
-from attnlab.time_measurements import AttentionTime, UpdateTime
 from attnlab.training import Task
 
 TURNS = 5

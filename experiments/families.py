@@ -15,9 +15,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from attnlab.claims import Claim, Control, Gap, Measurement, SubClaim, Trend, below_reference
-from attnlab.context_measurements import Reach
+from attnlab.claims.rules import below, equivalent
+from attnlab.measurements.context import Reach
 from attnlab.results import Results
-from attnlab.rules import below, equivalent
 from experiments.measures import METRIC, above_corpus, difference, largest, rise
 
 ON_PAPER = "On paper"

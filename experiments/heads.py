@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from attnlab.claims import Claim, Control, Gap, Published, SubClaim, Trend, below_reference
-from attnlab.rules import positive
+from attnlab.claims.rules import positive
 from experiments.measures import METRIC, difference
 
 VASWANI = "Vaswani et al. 2017, arXiv 1706.03762, Table 3 (A)"

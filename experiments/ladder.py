@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import Any
 
 from attnlab.claims import Claim, Control, Gap, Measurement, SubClaim
-from attnlab.rules import below, equivalent, positive
+from attnlab.claims.rules import below, equivalent, positive
 from experiments.measures import METRIC, above_corpus, difference, in_every_seed, order, rise
 
 ONE_LINE = "One line changed"

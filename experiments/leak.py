@@ -19,9 +19,9 @@ import numpy as np
 
 from attnlab import measurements
 from attnlab.claims import Claim, Control, Gap, Measurement, SubClaim, below_reference
-from attnlab.context_measurements import Samples, TruncatedContext
+from attnlab.claims.rules import above, below, equivalent, positive
+from attnlab.measurements.context import Samples, TruncatedContext
 from attnlab.results import Results
-from attnlab.rules import above, below, equivalent, positive
 from experiments.measures import METRIC, Measure, by_seed, difference, in_every_seed, minus
 
 SIX_NOTES = "Six notes on attention"

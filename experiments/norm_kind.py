@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from attnlab.claims import Claim, ClaimFigure, Control, Gap, Measurement, SubClaim, below_reference
-from attnlab.norm_measurements import NormModes
+from attnlab.claims.rules import above, below, positive
+from attnlab.measurements.norms import NormModes
 from attnlab.results import Results
-from attnlab.rules import above, below, positive
 from experiments.measures import METRIC, Measure, largest
 
 ONE_LINE = "One line changed"
@@ -144,7 +144,7 @@ CONTROLS = tuple(
 
 
 def _loss_by_batch(results: Results) -> Any:
-    from attnlab import rate_plots  # matplotlib takes seconds to import
+    from attnlab.plots import rate_plots
 
     series: dict[str, dict[float, dict[int, float]]] = {}
     for kind in (kind for kind in KINDS if kind in results.arms):

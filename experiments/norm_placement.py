@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from attnlab.claims import Claim, ClaimFigure, Control, SubClaim
+from attnlab.claims.rules import above, positive
 from attnlab.results import Results
-from attnlab.rules import above, positive
 from experiments import learning_rates
 from experiments.learning_rates import DIVERGED_AS, Grid
 from experiments.measures import METRIC, Measure, by_seed, in_every_seed, minus
@@ -197,7 +197,7 @@ CONTROLS = (
 
 
 def _loss_by_rate(results: Results) -> Any:
-    from attnlab import rate_plots  # matplotlib takes seconds to import
+    from attnlab.plots import rate_plots
 
     panels = {
         f"{depth} layers, {'no warm-up' if warmup == 'w0' else 'warm-up 10 %'}": {
@@ -213,7 +213,7 @@ def _loss_by_rate(results: Results) -> Any:
 
 
 def _gradient_by_layer(results: Results) -> Any:
-    from attnlab import metric_plots
+    from attnlab.plots import metric_plots
 
     panels = {
         f"{depth} layers": {place: label(place, depth, "w10", min(RATES)) for place in PLACES}

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from attnlab.claims import Claim, Control, Gap, Measurement, Published, SubClaim, below_reference
-from attnlab.rules import equivalent
+from attnlab.claims.rules import equivalent
 from experiments.measures import METRIC, difference
 
 ONE_LINE = "One line changed"

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from attnlab.claims import Claim, ClaimFigure, Control, Gap, Published, SubClaim
+from attnlab.claims.rules import above, equivalent
 from attnlab.results import Results
-from attnlab.rules import above, equivalent
 from experiments import learning_rates
 from experiments.learning_rates import DIVERGED_AS, RATES, Grid
 from experiments.measures import METRIC, minus
@@ -212,7 +212,7 @@ def _panels(results: Results) -> dict[str, dict[str, Grid]]:
 
 
 def _loss_by_rate(results: Results) -> Any:
-    from attnlab import rate_plots  # matplotlib takes seconds to import
+    from attnlab.plots import rate_plots
 
     references = {
         name: results.references[name] for name in ("bigram",) if name in results.references
@@ -221,7 +221,7 @@ def _loss_by_rate(results: Results) -> Any:
 
 
 def _sensitivity_by_size(results: Results) -> Any:
-    from attnlab import rate_plots
+    from attnlab.plots import rate_plots
 
     series: dict[str, dict[float, dict[int, float]]] = {}
     for size, shape in SIZES.items():
@@ -235,7 +235,7 @@ def _sensitivity_by_size(results: Results) -> Any:
 
 
 def _largest_logit(results: Results) -> Any:
-    from attnlab import rate_plots
+    from attnlab.plots import rate_plots
 
     grids = {f"{n}, {title}": g for title, of in _panels(results).items() for n, g in of.items()}
     return rate_plots.largest_logit_by_step(results, grids)
@@ -245,7 +245,7 @@ def _by_step(columns: str, ylabel: str, *, log: bool = False) -> Callable[[Resul
     """A figure of logged columns with and without the norm, a panel a size, a line a learning rate."""
 
     def draw(results: Results) -> Any:
-        from attnlab import metric_plots
+        from attnlab.plots import metric_plots
 
         panels = {
             f"{norm}, {size} parameters": {f"{r:g}": arm for r, arm in grid(norm, size).items()}

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from attnlab.claims import Claim, Control, Gap, SubClaim, below_reference
+from attnlab.claims.rules import above, below
 from attnlab.results import Results
-from attnlab.rules import above, below
 from experiments.measures import METRIC, Measure, difference
 
 ON_PAPER = "On paper"

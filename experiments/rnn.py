@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from attnlab.claims import Claim, ClaimFigure, Control, Measurement, SubClaim, below_reference
+from attnlab.claims.rules import Rule, above, positive
+from attnlab.measurements.times import UpdateTime
 from attnlab.results import Results
-from attnlab.rules import Rule, above, positive
-from attnlab.time_measurements import UpdateTime
 from experiments.measures import METRIC, Measure, by_seed, ratio, smallest
 
 ON_PAPER = "On paper"
@@ -108,7 +108,7 @@ def _loss_by_seconds(results: Results, arm: str) -> dict[int, tuple[np.ndarray, 
 
 
 def _draw(results: Results) -> Any:
-    from attnlab import rate_plots
+    from attnlab.plots import rate_plots
 
     return rate_plots.by_size(
         {

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from attnlab.claims import Claim, ClaimFigure, Control, Gap, SubClaim, Trend, below_reference
+from attnlab.claims.rules import above, equivalent, positive
 from attnlab.results import Results
-from attnlab.rules import above, equivalent, positive
 from experiments.measures import METRIC, Measure, by_seed, in_every_seed, minus
 
 VASWANI = "Vaswani et al. 2017, arXiv 1706.03762, section 3.2.1"
@@ -268,7 +268,7 @@ _PANELS = {
 
 
 def _entropy(results: Results) -> Any:
-    from attnlab import metric_plots  # matplotlib takes seconds to import
+    from attnlab.plots import metric_plots
 
     return metric_plots.mean_by_step(
         results, _PANELS, r"attn/entropy_l\d+h\d+", ylabel="entropy / ln(visible keys), mean over heads"
@@ -276,7 +276,7 @@ def _entropy(results: Results) -> Any:
 
 
 def _gradient(results: Results) -> Any:
-    from attnlab import metric_plots
+    from attnlab.plots import metric_plots
 
     return metric_plots.mean_by_step(
         results, _PANELS, r"opt/grad_norm_l\d+", ylabel="gradient norm of a layer", log=True

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from attnlab.claims import Claim, ClaimFigure, Control, Measurement, SubClaim
+from attnlab.claims.rules import above
+from attnlab.measurements.times import AttentionTime
 from attnlab.results import Results
-from attnlab.rules import above
-from attnlab.time_measurements import AttentionTime
 from experiments.measures import METRIC, Measure, difference, in_every_seed, ratio, smallest
 
 ONE_LINE = "One line changed"
@@ -75,7 +75,7 @@ def both(*lengths: int) -> tuple[str, ...]:
 
 
 def _draw(results: Results) -> Any:
-    from attnlab import rate_plots
+    from attnlab.plots import rate_plots
 
     there = [n for n in LENGTHS if set(both(n)) <= set(results.arms)]
     return rate_plots.by_size(

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from attnlab.claims import Claim, Control, Gap, Published, SubClaim, Trend, below_reference
+from attnlab.claims.rules import above
 from attnlab.measurements import LossByLength, Probes, ShuffledPrefix
 from attnlab.results import Results
-from attnlab.rules import above
 
 CONTEXT, LAYERS, HEADS, ROWS, STEPS = 16, 4, 4, 10, 200
 ENDS = {

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 from fake_sweep import CLAIM, toy_members, write_sweep
 
-from attnlab import all_claims, cli, sweeps
+from attnlab import cli, sweeps
 from attnlab.claims import EXPERIMENTS
-from attnlab.outcomes import write_verdict
+from attnlab.claims.outcomes import write_verdict
+from attnlab.commands import all_claims
 from attnlab.results import Results
 from attnlab.tracking import read_runs
 

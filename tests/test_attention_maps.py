@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 import tiny
 
-from attnlab import attention_maps, mask_text, masks, model
 from attnlab import knobs as knobs_lib
+from attnlab import masks, model
+from attnlab.masks import mask_text
+from attnlab.probes import attention_maps
 
 T, V, B = 8, 17, 6
 TOKENS_BT = np.random.default_rng(0).integers(0, V, (B, T)).astype(np.int32)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from matplotlib.figure import Figure
 
-from attnlab import check_report, checks, compile_cache
+from attnlab import checks, compile_cache
 from attnlab.checks import (
     Check,
     Erratum,
@@ -20,6 +20,7 @@ from attnlab.checks import (
     Table,
     at_least,
     at_most,
+    check_report,
     equal,
     sampled,
 )

@@ -9,9 +9,9 @@ from fake_runs import fake_run, runs_ending_at
 
 from attnlab import claims
 from attnlab.claims import Claim, Control, Gap, Published, SubClaim, Trend, below_reference
-from attnlab.judging import Judgement
+from attnlab.claims.judging import Judgement
+from attnlab.claims.rules import Verdict, above, below, equivalent
 from attnlab.results import Results
-from attnlab.rules import Verdict, above, below, equivalent
 from attnlab.statistics import power
 
 CHECKOUT = Path(__file__).resolve().parents[1]

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 from fake_runs import fake_run
 
-from attnlab import context_plots
-from attnlab.context_measurements import PositionShare, Reach, Samples, TruncatedContext
-from attnlab.plots import NothingToDrawError
+from attnlab.measurements.context import PositionShare, Reach, Samples, TruncatedContext
+from attnlab.plots import NothingToDrawError, context_plots
 from attnlab.report import context
 from attnlab.report.source import Source, facts
 from attnlab.results import Results

@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 import tiny
 
-from attnlab import context_use, mask_text, model
 from attnlab import knobs as knobs_lib
+from attnlab import model
+from attnlab.masks import mask_text
+from attnlab.probes import context_use
 
 T, V, K = 8, 17, 6
 SEQUENCES_KW = np.random.default_rng(0).integers(0, V, (K, T + 1)).astype(np.int32)

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import tiny
 
-from attnlab import decoding, mask_text, model
+from attnlab import decoding, model
 from attnlab import knobs as knobs_lib
 from attnlab.decoding import Choice
+from attnlab.masks import mask_text
 
 T, V = 8, 17
 

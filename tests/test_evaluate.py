@@ -9,8 +9,10 @@ import pytest
 import tiny
 import trained_run
 
-from attnlab import cli, evaluate, heldout, heldout_plots, members
+from attnlab import cli, heldout, members
+from attnlab.commands import evaluate
 from attnlab.data import references
+from attnlab.plots import heldout_plots
 from attnlab.statistics import Interval
 
 

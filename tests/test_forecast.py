@@ -7,8 +7,9 @@ import pytest
 import tiny
 from cli_runner import Cli
 
-from attnlab import cli, forecast
-from attnlab.forecast import CHIPS, Forecast
+from attnlab import cli
+from attnlab.commands import forecast
+from attnlab.commands.forecast import CHIPS, Forecast
 from attnlab.perf import BFLOAT16_PEAK
 
 SHOWN = Forecast(

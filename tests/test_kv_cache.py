@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import tiny
 
-from attnlab import decoding, kv_cache, mask_text, model
+from attnlab import decoding, kv_cache, model
 from attnlab.knobs import Architecture, ModelKnobs
+from attnlab.masks import mask_text
 
 S = 8
 # Every family and QK-norm in one program: which of them is on is data.

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from attnlab import mask_text, masks
-from attnlab.mask_text import parse, render
+from attnlab import masks
+from attnlab.masks import mask_text
+from attnlab.masks.mask_text import parse, render
 
 MEANINGS = {
     # text: (mask, q_len, kv_len)

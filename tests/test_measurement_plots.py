@@ -7,11 +7,10 @@ import numpy as np
 import pytest
 from fake_runs import fake_run
 
-from attnlab import measurement_plots
 from attnlab.claims import Trend
-from attnlab.judging import TrendRow
+from attnlab.claims.judging import TrendRow
 from attnlab.measurements import LossByLength, Probes, ShuffledPrefix
-from attnlab.plots import NothingToDrawError
+from attnlab.plots import NothingToDrawError, measurement_plots
 from attnlab.results import Results
 
 

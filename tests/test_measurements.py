@@ -7,8 +7,8 @@ import pytest
 from fake_runs import fake_run
 
 from attnlab import measurements
-from attnlab.context_measurements import PositionShare, Reach, Samples, TruncatedContext
 from attnlab.measurements import LossByLength, Probes, ShuffledPrefix
+from attnlab.measurements.context import PositionShare, Reach, Samples, TruncatedContext
 from attnlab.results import Results
 
 STORED = {

@@ -9,8 +9,8 @@ import tiny
 
 from attnlab import measuring, probes
 from attnlab.claims import Measurement
-from attnlab.context_measurements import PositionShare, Reach, Samples, TruncatedContext
 from attnlab.measurements import LossByLength, Probes, ProbesBeyondReach, ShuffledPrefix
+from attnlab.measurements.context import PositionShare, Reach, Samples, TruncatedContext
 from attnlab.tracking import read_runs
 
 ARMS = ("learned", "window", "encoder")

@@ -9,7 +9,8 @@ import pytest
 import tiny
 import trained_run
 
-from attnlab import mask_text, members, model
+from attnlab import members, model
+from attnlab.masks import mask_text
 from attnlab.tracking import read_runs
 
 

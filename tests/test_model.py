@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import tiny
 
-from attnlab import mask_text, masks, model, norms, objectives, positions
+from attnlab import masks, model, norms, objectives, positions
 from attnlab.knobs import Architecture, ModelKnobs
+from attnlab.masks import mask_text
 
 T, V = 6, 11
 ARCH = Architecture(

@@ -7,8 +7,8 @@ import pytest
 import tiny
 
 from attnlab import model, norm_modes
+from attnlab.measurements.norms import Mode, NormModes
 from attnlab.members import Trained
-from attnlab.norm_measurements import Mode, NormModes
 
 
 def member(norm, **overrides):

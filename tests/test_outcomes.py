@@ -7,9 +7,9 @@ import pytest
 from fake_runs import fake_run, runs_ending_at
 from test_claims import FINALS, make_claim
 
-from attnlab import outcomes
+from attnlab.claims import outcomes
+from attnlab.claims.rules import above, equivalent
 from attnlab.results import Results
-from attnlab.rules import above, equivalent
 
 
 def outcome_of(*rules, runs=None):

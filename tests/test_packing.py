@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 import tiny
 
-from attnlab import heldout, mask_text, objectives, training
+from attnlab import heldout, objectives, training
 from attnlab import knobs as knobs_lib
 from attnlab.data import corpora
 from attnlab.data.sampling import Windows
+from attnlab.masks import mask_text
 from attnlab.objectives import Inputs, Objective
 from attnlab.training import Task
 

@@ -12,8 +12,8 @@ from matplotlib.collections import PolyCollection
 from test_claims import FINALS, make_claim
 
 from attnlab import plots
+from attnlab.claims.rules import Verdict, above
 from attnlab.results import Results
-from attnlab.rules import Verdict, above
 
 PNG = b"\x89PNG\r\n\x1a\n"
 

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from fake_runs import fake_run
 
-from attnlab import rate_plots
-from attnlab.plots import NothingToDrawError
+from attnlab.plots import NothingToDrawError, rate_plots
 from attnlab.results import Results
 
 RATES = (1e-3, 1e-2, 1e-1)

@@ -20,13 +20,14 @@ from fake_sweep import CLAIM, ENVIRONMENT, Member, toy_members, write_sweep
 from matplotlib.image import imread
 from test_claims import FINALS, make_claim
 
-from attnlab import cli, plots, report_command, sweep_report
+from attnlab import cli, plots
 from attnlab.claims import ClaimFigure
+from attnlab.claims.rules import above
+from attnlab.commands import report_command, sweep_report
 from attnlab.measurements import Probes
 from attnlab.plots import NothingToDrawError
 from attnlab.report import Source, build, figures, markup, source
 from attnlab.results import Results
-from attnlab.rules import above
 from attnlab.tracking import locks
 
 VOID = {"meta", "link", "img", "br", "hr"}
@@ -530,7 +531,7 @@ def test_failed_write_leaves_the_old_page(tmp_path, monkeypatch, only):
 
 
 def test_verdict_file_and_page_agree(good):
-    from attnlab import outcomes
+    from attnlab.claims import outcomes
 
     stored = json.loads(json.dumps(outcomes.as_dict(good[1].outcome)))
     assert stored["verdict"] == "REPRODUCED"

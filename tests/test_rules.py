@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from attnlab import statistics
-from attnlab.rules import (
+from attnlab.claims.rules import (
     Verdict,
     above,
     below,

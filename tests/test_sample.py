@@ -8,7 +8,8 @@ import tiny
 import trained_run
 from cli_runner import Cli
 
-from attnlab import cli, sample
+from attnlab import cli
+from attnlab.commands import sample
 from attnlab.data.vocabulary import ByteVocabulary, CharVocabulary, NumberVocabulary
 
 TOP = ("--top-k", "5")  # the same for all, because it is compiled for

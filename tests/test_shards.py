@@ -11,7 +11,8 @@ import pytest
 import tiny
 from cli_runner import Cli
 
-from attnlab import resume, shards, status, sweeps
+from attnlab import resume, shards, sweeps
+from attnlab.commands import status
 from attnlab.shards import Shard
 from attnlab.tracking import Part, SweepDirectory, locks, read_groups, read_runs, sync
 

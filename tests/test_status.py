@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from attnlab import status
+from attnlab.commands import status
 from attnlab.tracking import MemberRecord, SweepDirectory
 from attnlab.tracking.files import write_json
 

@@ -8,7 +8,7 @@ import tiny
 from fake_runs import fake_run
 
 from attnlab import attention, members, timing
-from attnlab.time_measurements import AttentionTime, UpdateTime
+from attnlab.measurements.times import AttentionTime, UpdateTime
 from attnlab.tracking import read_runs
 
 

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import tiny
 
-from attnlab import mask_text, model, windowed_sampling
+from attnlab import model, windowed_sampling
+from attnlab.masks import mask_text
 
 CONTEXT = 8
 apply = jax.jit(model.apply, static_argnums=0)

@@ -22,7 +22,7 @@ was interrupted is listed near the top and never left out.
     environment, command, commit         runs/RUN_ID/environment.json
 
 Works on a sweep that is unfinished or partly failed, and on one without a claim. Knows results only; the command is
-`attnlab.report_command`.
+`attnlab.commands.report_command`.
 """
 
 from attnlab.report.build import Report, build

@@ -5,8 +5,7 @@ import shlex
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from attnlab import judging, outcomes
-from attnlab.claims import Published
+from attnlab.claims import Published, judging, outcomes
 from attnlab.report.markup import Markup, between, described, element, join, table, with_unit
 from attnlab.report.source import Facts, varying
 from attnlab.statistics import Interval, Null

@@ -6,7 +6,7 @@ from importlib import resources
 from pathlib import Path
 from string import Template
 
-from attnlab.judging import Outcome
+from attnlab.claims.judging import Outcome
 from attnlab.report import export, figures, manifest, sections
 from attnlab.report.markup import Markup, element, join, text
 from attnlab.report.source import Facts, Source, facts

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from attnlab.context_measurements import PositionShare, Reach, Samples, TruncatedContext
+from attnlab.measurements.context import PositionShare, Reach, Samples, TruncatedContext
 from attnlab.report.markup import Markup, element, join, table
 from attnlab.report.source import Facts
 

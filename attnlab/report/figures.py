@@ -8,10 +8,10 @@ from typing import TypeVar
 
 from matplotlib.figure import Figure
 
-from attnlab import context_plots, measurement_plots, plots
-from attnlab.context_measurements import Reach, TruncatedContext
+from attnlab import plots
 from attnlab.measurements import LossByLength, Measured, Probes, ShuffledPrefix
-from attnlab.plots import NothingToDrawError
+from attnlab.measurements.context import Reach, TruncatedContext
+from attnlab.plots import NothingToDrawError, context_plots, measurement_plots
 from attnlab.report.source import Facts, varying
 from attnlab.results import Results, Run
 

@@ -8,11 +8,11 @@ from string import Template
 
 from attnlab import plots
 from attnlab.claims import Claim
-from attnlab.judging import Outcome
+from attnlab.claims.judging import Outcome
+from attnlab.claims.rules import Verdict
 from attnlab.report.build import packaged, write
 from attnlab.report.markup import Markup, badge, between, element, figure, join, table, text
 from attnlab.report.sections import Section, note
-from attnlab.rules import Verdict
 
 PAGE, FIGURE = "index.html", "claims_forest.png"
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from attnlab import outcomes
+from attnlab.claims import outcomes
 from attnlab.report.figures import Drawn
 from attnlab.report.source import Facts
 from attnlab.whole_files import replacing

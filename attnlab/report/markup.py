@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from attnlab.rules import Verdict
+from attnlab.claims.rules import Verdict
 from attnlab.statistics import Interval
 
 # Above this a figure is embedded as PNG: a page of SVGs of long histories would not open on a phone.

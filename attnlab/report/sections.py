@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from attnlab import outcomes
-from attnlab.judging import FAMILY_LEVEL, Judgement
+from attnlab.claims import outcomes
+from attnlab.claims.judging import FAMILY_LEVEL, Judgement
 from attnlab.report import background, context
 from attnlab.report.figures import Drawn
 from attnlab.report.markup import (

@@ -6,9 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from attnlab import judging
-from attnlab.claims import Claim
-from attnlab.judging import ArmRow, Outcome
+from attnlab.claims import Claim, judging
+from attnlab.claims.judging import ArmRow, Outcome
 from attnlab.results import Results, Run, arm_of, flat, seed_of
 
 DEFAULT_METRIC = "val/loss"

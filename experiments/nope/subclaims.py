@@ -5,9 +5,9 @@ stays as it is.
 """
 
 from attnlab.claims import Control, SubClaim, below_reference
+from attnlab.claims.rules import above, below, equivalent, positive
 from attnlab.measurements import ProbesBeyondReach
 from attnlab.results import Results
-from attnlab.rules import above, below, equivalent, positive
 from experiments.measures import (
     METRIC,
     difference,

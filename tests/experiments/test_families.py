@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from fake_runs import runs_ending_at
 
-from attnlab import mask_text
+from attnlab.claims.rules import Verdict
 from attnlab.cli import CHECKOUT, _plan_of
-from attnlab.context_measurements import Reach
+from attnlab.masks import mask_text
+from attnlab.measurements.context import Reach
 from attnlab.objectives import Objective
 from attnlab.results import Results
-from attnlab.rules import Verdict
 from experiments import families
 from experiments.families import ARMS, NARROW, PARITY
 

@@ -5,8 +5,8 @@ import pytest
 from fake_runs import REFERENCES, runs_ending_at
 from scipy import stats
 
+from attnlab.claims.rules import Verdict
 from attnlab.results import Results
-from attnlab.rules import Verdict
 from experiments import ladder
 from experiments.ladder import ARMS, CLIMB, RUNGS
 from experiments.measures import order

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from fake_runs import runs_ending_at
 
-from attnlab import mask_text
-from attnlab.context_measurements import Samples, TruncatedContext
+from attnlab.claims.rules import Verdict
+from attnlab.masks import mask_text
+from attnlab.measurements.context import Samples, TruncatedContext
 from attnlab.objectives import Objective
 from attnlab.results import Results
-from attnlab.rules import Verdict
 from experiments import leak
 from experiments.leak import ARMS, CAUSAL, FULL, label
 

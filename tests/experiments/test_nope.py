@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from fake_runs import REFERENCES, fake_run, runs_ending_at
 
+from attnlab.claims.rules import Verdict
 from attnlab.measurements import LossByLength, Probes, ProbesBeyondReach, ShuffledPrefix
 from attnlab.results import Results
-from attnlab.rules import Verdict
 from experiments import nope
 from experiments.nope import subclaims
 from experiments.nope.arms import GPU, PARITY_ARMS, QUICK, members

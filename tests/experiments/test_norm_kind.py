@@ -8,9 +8,9 @@ from fake_runs import runs_ending_at
 from planned import groups
 
 from attnlab import norms
-from attnlab.norm_measurements import Mode, NormModes
+from attnlab.claims.rules import Verdict
+from attnlab.measurements.norms import Mode, NormModes
 from attnlab.results import Results
-from attnlab.rules import Verdict
 from experiments import norm_kind
 from experiments.norm_kind import KINDS
 

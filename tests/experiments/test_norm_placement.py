@@ -7,9 +7,9 @@ import pytest
 from fake_runs import fake_run
 from planned import groups
 
-from attnlab import metric_plots
+from attnlab.claims.rules import Verdict
+from attnlab.plots import metric_plots
 from attnlab.results import Results
-from attnlab.rules import Verdict
 from experiments import norm_placement
 from experiments.norm_placement import RATES, grid, label
 

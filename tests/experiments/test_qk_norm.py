@@ -7,8 +7,8 @@ import pytest
 from fake_runs import fake_run
 from planned import groups
 
+from attnlab.claims.rules import Verdict
 from attnlab.results import Results
-from attnlab.rules import Verdict
 from experiments import learning_rates, qk_norm
 from experiments.qk_norm import RATES, grid, label
 

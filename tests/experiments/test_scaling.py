@@ -7,10 +7,10 @@ import pytest
 from fake_runs import fake_run
 from planned import groups
 
-from attnlab import metric_plots, norms
-from attnlab.plots import NothingToDrawError
+from attnlab import norms
+from attnlab.claims.rules import Verdict
+from attnlab.plots import NothingToDrawError, metric_plots
 from attnlab.results import Results
-from attnlab.rules import Verdict
 from experiments import scaling
 from experiments.scaling import HEAD_DIMS, SMALL, TORCH_GAIN, label
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from fake_runs import runs_ending_at
 
+from attnlab.claims.rules import Verdict
 from attnlab.cli import CHECKOUT, _plan_of
 from attnlab.results import Results
-from attnlab.rules import Verdict
 from experiments import heads, position_kinds, residual
 from experiments.heads import label
 

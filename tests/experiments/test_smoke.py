@@ -6,7 +6,7 @@ import pytest
 from cli_runner import Cli
 
 from attnlab.claims import EXPERIMENTS
-from attnlab.rules import Verdict
+from attnlab.claims.rules import Verdict
 
 
 @pytest.mark.slow

@@ -8,9 +8,9 @@ from fake_runs import fake_run, runs_ending_at
 
 from attnlab import cli
 from attnlab.claims import Claim
+from attnlab.claims.rules import Verdict
+from attnlab.measurements.times import AttentionTime, UpdateTime
 from attnlab.results import Results
-from attnlab.rules import Verdict
-from attnlab.time_measurements import AttentionTime, UpdateTime
 from experiments import rnn, skipping
 
 

@@ -13,7 +13,7 @@ import slurm_cluster
 from cli_runner import Cli
 from slurm_cluster import Cluster
 
-from attnlab import status
+from attnlab.commands import status
 from attnlab.tracking import read_runs, read_sweep
 
 pytestmark = pytest.mark.slurm

@@ -1,4 +1,4 @@
-"""Figures of what trained members make of their context, in the style of `attnlab.measurement_plots`.
+"""Figures of what trained members make of their context, in the style of `attnlab.plots.measurement_plots`.
 
 Each function raises `NothingToDrawError` where no run has what it draws.
 """
@@ -9,9 +9,9 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
 
-from attnlab.context_measurements import Reach, TruncatedContext
-from attnlab.measurement_plots import band, legend_below, row_of_axes
-from attnlab.plots import STYLE, NothingToDrawError
+from attnlab.measurements.context import Reach, TruncatedContext
+from attnlab.plots.base import STYLE, NothingToDrawError
+from attnlab.plots.measurement_plots import band, legend_below, row_of_axes
 from attnlab.results import Results
 
 

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from attnlab import statistics
+from attnlab.claims.rules import Rule, Verdict, conjunction
 from attnlab.results import DIVERGED, Results
-from attnlab.rules import Rule, Verdict, conjunction
 from attnlab.statistics import Interval, Null
 
 if TYPE_CHECKING:
-    from attnlab.claims import Claim, Control, Gap, SubClaim, Trend
+    from attnlab.claims.claim import Claim, Control, Gap, SubClaim, Trend
 
 # The chance, of settling a sub-claim, that the statements about power are made for.
 POWER = 0.8
@@ -91,7 +91,7 @@ class TrendRow:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a claim's runs say; `attnlab.outcomes` prints and stores it.
+    """What a claim's runs say; `attnlab.claims.outcomes` prints and stores it.
 
     `not_asked`: sub-claims whose arms the sweep was planned without. `nulls` compares each arm that finished in
     two seeds with itself.

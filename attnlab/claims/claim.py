@@ -20,10 +20,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from attnlab import judging
-from attnlab.judging import Outcome
+from attnlab.claims import judging
+from attnlab.claims.judging import Outcome
+from attnlab.claims.rules import Rule
 from attnlab.results import Results
-from attnlab.rules import Rule
 
 # Every claim, and the module that holds it; only the command line loads them. Each module has `CLAIM: Claim`.
 EXPERIMENTS: Mapping[str, str] = {

@@ -15,9 +15,9 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FixedLocator, MaxNLocator
 
 from attnlab import measurements, statistics
-from attnlab.judging import TrendRow
+from attnlab.claims.judging import TrendRow
 from attnlab.measurements import LossByLength, Probes, ShuffledPrefix
-from attnlab.plots import COLOURS, DASHES, STYLE, NothingToDrawError
+from attnlab.plots.base import COLOURS, DASHES, STYLE, NothingToDrawError
 from attnlab.results import Results
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from attnlab.measurements import Measured, numbers
+from attnlab.measurements.measured import Measured, numbers
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from attnlab.plots import COLOURS, STYLE
+from attnlab.plots.base import COLOURS, STYLE
 from attnlab.statistics import Interval
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from attnlab import config_files, console, costs, knobs, objectives, sweeps
 from attnlab.claims import Claim
+from attnlab.claims.outcomes import markdown_rows
 from attnlab.data import tokenizing
-from attnlab.outcomes import markdown_rows
 from attnlab.report import index
 from attnlab.results import Results
 from attnlab.tracking import RunResult, read_runs, read_sweep

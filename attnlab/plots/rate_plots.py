@@ -14,8 +14,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, NullLocator
 
-from attnlab.measurement_plots import row_of_axes
-from attnlab.plots import COLOURS, DASHES, STYLE, NothingToDrawError
+from attnlab.plots.base import COLOURS, DASHES, STYLE, NothingToDrawError
+from attnlab.plots.measurement_plots import row_of_axes
 from attnlab.results import DIVERGED, Results
 
 Grid = Mapping[float, str]

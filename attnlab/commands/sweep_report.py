@@ -6,8 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from attnlab import console, mask_text
+from attnlab import console
 from attnlab.claims import Claim
+from attnlab.masks import mask_text
 from attnlab.report import Report, Source, build
 from attnlab.tracking import ENDED, RunResult, locks, read_runs, read_sweep
 from attnlab.tracking.files import read_json

@@ -47,7 +47,7 @@ def run(args: argparse.Namespace, claim: "Claim | None") -> int:
       ValueError: WORKDIR holds no sweep.
       OSError: the report cannot be written.
     """
-    from attnlab import sweep_report
+    from attnlab.commands import sweep_report
 
     out = args.out or args.workdir / "report"
     if args.watch:

@@ -19,9 +19,9 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import EngFormatter, FixedLocator, MaxNLocator
 
-from attnlab.judging import Judgement
+from attnlab.claims.judging import Judgement
+from attnlab.claims.rules import Rule, Verdict
 from attnlab.results import DIVERGED, Results
-from attnlab.rules import Rule, Verdict
 from attnlab.whole_files import replacing
 
 # Okabe & Ito's palette, in the order in which neighbours differ most; dashes say the same in grey.

@@ -80,7 +80,8 @@ def run(args: argparse.Namespace, base: Mapping[str, Any]) -> int:
 
         write_json(args.json, report.record())
     if args.png:
-        from attnlab import heldout_plots, plots
+        from attnlab import plots
+        from attnlab.plots import heldout_plots
 
         figure = heldout_plots.loss_by_position(
             report.subject, report.by_position, report.segments, report.references

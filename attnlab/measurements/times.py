@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from attnlab.measurements import Measured, numbers
+from attnlab.measurements.measured import Measured, numbers
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@
     runs/RUN_ID/shuffled_prefix.json  `ShuffledPrefix`
     runs/RUN_ID/loss_by_length.json   `LossByLength`
 
-More kinds are in `attnlab.context_measurements`.
+More kinds are in `attnlab.measurements.context`.
 
 The program that measures writes these files; claims and the report read them. Each file is optional, and a run
 without it takes no part in what the file is about.

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from attnlab.judging import FAMILY_LEVEL, POWER, ArmRow, Judgement, Outcome
+from attnlab.claims.judging import FAMILY_LEVEL, POWER, ArmRow, Judgement, Outcome
 from attnlab.statistics import Interval
 from attnlab.whole_files import replacing
 

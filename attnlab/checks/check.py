@@ -285,7 +285,7 @@ def choose(args: argparse.Namespace, checks: Sequence[Check]) -> tuple[Check, ..
     Raises:
       ValueError: a pattern that matches nothing, a negative seed, or a Markdown file without markers.
     """
-    from attnlab import check_report
+    from attnlab.checks import check_report
 
     if args.seed < 0:
         raise ValueError(f"--seed: must be at least 0, got {args.seed}")
@@ -301,7 +301,7 @@ def run(
     sources: Mapping[str, str],
 ) -> int:
     """`attnlab check` after `choose`: runs, prints, writes. Returns 0, or 1 when a check failed."""
-    from attnlab import check_report
+    from attnlab.checks import check_report
 
     if args.errata:
         check_report.print_errata(errata, sources)

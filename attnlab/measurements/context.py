@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from attnlab.measurements import Measured, numbers
+from attnlab.measurements.measured import Measured, numbers
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Samples(Measured):
 class Reach(Measured):
     """How much the loss of the last target depends on the token d places before the last input: float64 [T], d from 0.
 
-    The mean norm of a gradient (`attnlab.context_use.receptive_field`); exactly 0 where the mask lets nothing through.
+    The mean norm of a gradient (`attnlab.probes.context_use.receptive_field`); exactly 0 where the mask lets nothing through.
 
     File: {"format": 1, "influence": [0.9, 0.2, 0.1, 0.0]}
 

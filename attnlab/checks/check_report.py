@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table as RichTable
 
-from attnlab.checks import Erratum, Measurement, Outcome, Table, number
+from attnlab.checks.check import Erratum, Measurement, Outcome, Table, number
 
 SCHEMA = 1
 COLUMNS = ("id", "claim", "source", "measured", "required", "verdict")

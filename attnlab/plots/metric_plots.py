@@ -8,8 +8,8 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
 
-from attnlab.measurement_plots import band, legend_below, row_of_axes
-from attnlab.plots import COLOURS, DASHES, STYLE, NothingToDrawError
+from attnlab.plots.base import COLOURS, DASHES, STYLE, NothingToDrawError
+from attnlab.plots.measurement_plots import band, legend_below, row_of_axes
 from attnlab.results import Results, Run
 
 

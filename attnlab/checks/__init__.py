@@ -1,0 +1,43 @@
+"""Exact claims and claims about initialisation: what a check is, how checks are run and shown."""
+
+from attnlab.checks.check import (
+    Check,
+    Erratum,
+    Finding,
+    Measurement,
+    Outcome,
+    Table,
+    add_arguments,
+    at_least,
+    at_most,
+    choose,
+    equal,
+    in_order,
+    number,
+    run,
+    run_check,
+    run_checks,
+    sampled,
+    select,
+)
+
+__all__ = [
+    "Check",
+    "Erratum",
+    "Finding",
+    "Measurement",
+    "Outcome",
+    "Table",
+    "add_arguments",
+    "at_least",
+    "at_most",
+    "choose",
+    "equal",
+    "in_order",
+    "number",
+    "run",
+    "run_check",
+    "run_checks",
+    "sampled",
+    "select",
+]

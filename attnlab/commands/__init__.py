@@ -1,0 +1,1 @@
+"""What the subcommands of `attnlab` do, each with its flags; `attnlab.cli` parses and calls them."""
