@@ -225,7 +225,7 @@ CLAIM = Claim(
     gaps=(
         Gap("prefix, targets behind it", *PARITY),
         *(
-            Gap(f"{label} of the context, {depth} layers", label, wider[-1])
+            Gap(f"{label.removesuffix('-depth2')} of the context, {depth} layers", label, wider[-1])
             for depth, wider in WIDER.items()
             for label in wider[:-1]
         ),

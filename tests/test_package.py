@@ -40,7 +40,15 @@ ROOMS = {
         "costs",
         "perf",
     ),
-    "results": ("claims", "statistics", "results", "measurements", "plots", "whole_files", "report"),
+    "results": (
+        "claims",
+        "statistics",
+        "results",
+        "measurements",
+        "plots",
+        "whole_files",
+        "report",
+    ),
     "runs": (
         "plan",
         "timing",

@@ -28,6 +28,9 @@ from attnlab.whole_files import replacing
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (8, 2)), (0, (1, 1)))
 # Of words on white: dark enough to be read (a contrast of at least 5 to 1).
+LEGEND_COLUMNS = 68  # characters of the legend font that fit beside its lines in one panel
+LEGEND_LINE = 0.19  # height of such a line, inches
+
 VERDICT_COLOURS = {
     Verdict.REPRODUCED: "#006B4C",
     Verdict.NOT_REPRODUCED: "#A83F00",
@@ -105,6 +108,8 @@ def gap_by_tokens(
         axis.axhline(0.0, color="black", linewidth=0.8)
         _draw_curves(curves)
         axis.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0))
+        lines = sum(curve.label.count("\n") + 1 for curve in curves)
+        figure.set_figheight(figure.get_figheight() + LEGEND_LINE * max(0, lines - 3))
     return figure
 
 
@@ -245,7 +250,9 @@ def _paired_curve(
     row_a, row_b = (np.isin(list(runs), seeds) for runs in (runs_a, runs_b))
     gap_ST = values_a[row_a][:, in_a] - values_b[row_b][:, in_b]
     apart_S = [DIVERGED in (runs_a[seed].status, runs_b[seed].status) for seed in seeds]
-    text = f"{label}: {pair[0]} $-$ {pair[1]}"
+    text = textwrap.fill(
+        f"{label}: {pair[0]} $-$ {pair[1]}", LEGEND_COLUMNS, break_on_hyphens=False
+    )
     return _Curve(axis, place, text, tokens_T, gap_ST, np.array(apart_S))
 
 
