@@ -23,10 +23,13 @@ class Need:
     state: int  # parameters and moments of the members there
     gradients: int
     activations: int
+    successor: (
+        int  # the states that updates return, beside those they got, once the activations are gone
+    )
 
     @property
     def total(self) -> int:
-        return self.state + self.gradients + self.activations
+        return self.state + self.gradients + max(self.activations, self.successor)
 
 
 def need(task: Task, members: int) -> Need:
@@ -36,12 +39,12 @@ def need(task: Task, members: int) -> Need:
     rows, data = sharding.make_mesh(members, task.budget.data_devices).devices.shape
     here = -(-members // rows)  # members of one row of devices
     if on_cpu:  # one after another on a row, all rows at once, in one memory
+        state = rows * data * here * each.state
         return Need(
-            rows * data * here * each.state,
-            rows * data * each.gradients,
-            rows * data * each.activations,
+            state, rows * data * each.gradients, rows * data * each.activations, successor=state
         )
-    return Need(here * each.state, here * each.gradients, here * each.activations)  # at once
+    # At once, and each state in its own place.
+    return Need(here * each.state, here * each.gradients, here * each.activations, successor=0)
 
 
 def available() -> int | None:
@@ -118,7 +121,7 @@ def _refusal(index: int, group: Group, wanted: Need, free: int) -> str:
     return (
         f"{field} does not fit: group {index} ({len(group.members)} members of {costs.parameter_count(arch):,} "
         f"parameters) needs about {wanted.total / GB:.1f} GB (parameters and moments {wanted.state / GB:.1f}, gradients "
-        f"{wanted.gradients / GB:.1f}, activations {wanted.activations / GB:.1f}), {free / GB:.1f} GB are free; "
+        f"{wanted.gradients / GB:.1f}, activations {wanted.activations / GB:.1f}, afterwards new parameters and moments {wanted.successor / GB:.1f}), {free / GB:.1f} GB are free; "
         f"allowed: {', '.join(_ways_out(group, free)) or 'a smaller model'}"
     )
 

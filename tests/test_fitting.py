@@ -33,7 +33,7 @@ def test_a_group_that_does_not_fit_names_what_is_large_and_the_ways_out(monkeypa
 )
 def test_members_train_in_as_few_waves_as_fit(fit_at_once, sizes, monkeypatch):
     group = tiny.group(*(tiny.config({"seed.init": seed}) for seed in range(7)))
-    monkeypatch.setattr(fitting, "need", lambda _, members: fitting.Need(members, 0, 0))
+    monkeypatch.setattr(fitting, "need", lambda _, members: fitting.Need(members, 0, 0, 0))
     monkeypatch.setattr(fitting, "available", lambda: int(fitting.MARGIN * fit_at_once + 0.5))
     assert fitting.in_waves([group]) == [group], "on a CPU members train one after another anyway"
     monkeypatch.setattr(fitting.jax, "default_backend", lambda: "gpu")
@@ -65,6 +65,14 @@ def test_host_devices_share_one_memory():
     assert (one.state, two.state) == (each.state, 2 * each.state)
     assert two.activations == 2 * one.activations, "both rows are updated at the same time"
     assert fitting.need(group.task, 4).activations == two.activations, "members take turns"
+
+
+def test_new_states_lie_beside_old_ones_once_the_activations_are_gone():
+    (group,) = too_large()
+    wanted = fitting.need(group.task, 2)
+    assert wanted.successor == wanted.state
+    assert fitting.Need(state=10, gradients=3, activations=4, successor=10).total == 23
+    assert fitting.Need(state=10, gradients=3, activations=14, successor=10).total == 27
 
 
 def test_the_free_memory_of_this_machine_is_a_number_of_bytes():
