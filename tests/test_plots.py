@@ -8,6 +8,7 @@ import matplotlib as mpl
 import numpy as np
 import pytest
 from fake_runs import fake_run, runs_ending_at
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import PolyCollection
 from test_claims import FINALS, make_claim
 
@@ -99,6 +100,19 @@ def test_gap_is_the_difference_within_a_seed():
     results = Results([run for run in runs if run.id != "b-s1"])
     (axis,) = plots.gap_by_tokens(results, {"cost": ("a", "b")}).axes
     assert line(axis, "cost").get_ydata()[-1] == pytest.approx((1.0 + 1.2) / 2)
+
+
+def test_long_names_of_gaps_stay_inside_the_figure_and_leave_the_curves_their_place():
+    names = [f"{kind} of a rather long description, 2 layers" for kind in "abcdefg"]
+    arms = {name: [3.0, 2.9] for name in ("an-arm-of-depth2", "another-arm-of-depth2")}
+    results = Results(runs_ending_at(arms))
+    figure = plots.gap_by_tokens(results, dict.fromkeys(names, tuple(arms)))
+    FigureCanvasAgg(figure).draw()
+    (axis,) = figure.axes
+    legend = axis.get_legend().get_window_extent()
+    assert legend.x1 <= figure.bbox.width
+    assert legend.y1 <= figure.bbox.height
+    assert axis.get_window_extent().height > figure.dpi * 2
 
 
 def test_gap_of_arms_without_a_common_seed_is_refused():
