@@ -26,7 +26,7 @@ from attnlab.measurements.context import PositionShare, Reach, Samples, Truncate
 from attnlab.measurements.norms import NormModes
 from attnlab.measurements.times import AttentionTime, UpdateTime
 from attnlab.members import Trained, load_all
-from attnlab.probes import attention_maps, context_use  # fmt: skip
+from attnlab.probes import attention_maps, context_use
 from attnlab.results import FINISHED, Run, arm_of
 
 # Of the draws behind all measurements: sequences, orders, probes.

@@ -189,7 +189,9 @@ def reproduce(
     if code == 0:
         code = measure(workdir, measured, base)
     if code == 0:
-        from attnlab.commands import sweep_report
+        from attnlab.commands import (
+            sweep_report,  # brings matplotlib, which takes seconds to import
+        )
 
         outcome = claim.judge(Results(read_runs(workdir)))
         paths["verdict"] = workdir / "verdict.json"

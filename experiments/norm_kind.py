@@ -144,7 +144,7 @@ CONTROLS = tuple(
 
 
 def _loss_by_batch(results: Results) -> Any:
-    from attnlab.plots import rate_plots
+    from attnlab.plots import rate_plots  # matplotlib takes seconds to import
 
     series: dict[str, dict[float, dict[int, float]]] = {}
     for kind in (kind for kind in KINDS if kind in results.arms):

@@ -197,7 +197,7 @@ CONTROLS = (
 
 
 def _loss_by_rate(results: Results) -> Any:
-    from attnlab.plots import rate_plots
+    from attnlab.plots import rate_plots  # matplotlib takes seconds to import
 
     panels = {
         f"{depth} layers, {'no warm-up' if warmup == 'w0' else 'warm-up 10 %'}": {

@@ -212,7 +212,7 @@ def _panels(results: Results) -> dict[str, dict[str, Grid]]:
 
 
 def _loss_by_rate(results: Results) -> Any:
-    from attnlab.plots import rate_plots
+    from attnlab.plots import rate_plots  # matplotlib takes seconds to import
 
     references = {
         name: results.references[name] for name in ("bigram",) if name in results.references

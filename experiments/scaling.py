@@ -268,7 +268,7 @@ _PANELS = {
 
 
 def _entropy(results: Results) -> Any:
-    from attnlab.plots import metric_plots
+    from attnlab.plots import metric_plots  # matplotlib takes seconds to import
 
     return metric_plots.mean_by_step(
         results, _PANELS, r"attn/entropy_l\d+h\d+", ylabel="entropy / ln(visible keys), mean over heads"
