@@ -6,10 +6,10 @@ says in the figure itself what its lines and bands are. `save` writes PNG and SV
 
 import os
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import matplotlib as mpl
 import numpy as np
@@ -24,13 +24,15 @@ from attnlab.claims.rules import Rule, Verdict
 from attnlab.results import DIVERGED, Results
 from attnlab.whole_files import replacing
 
+K = TypeVar("K")
+V = TypeVar("V", bound=Sized)
+
 # Okabe & Ito's palette, in the order in which neighbours differ most; dashes say the same in grey.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (8, 2)), (0, (1, 1)))
-# Of words on white: dark enough to be read (a contrast of at least 5 to 1).
 LEGEND_COLUMNS = 68  # characters of the legend font that fit beside its lines in one panel
 LEGEND_LINE = 0.19  # height of such a line, inches
-
+# Of words on white: dark enough to be read (a contrast of at least 5 to 1).
 VERDICT_COLOURS = {
     Verdict.REPRODUCED: "#006B4C",
     Verdict.NOT_REPRODUCED: "#A83F00",
@@ -53,6 +55,18 @@ STYLE: dict[Any, Any] = {
 
 class NothingToDrawError(ValueError):
     """No run has what the figure shows."""
+
+
+def nonempty(what: str, found: Mapping[K, V]) -> dict[K, V]:
+    """The entries that hold something.
+
+    Raises:
+      NothingToDrawError: none does; `what` says in words what was looked for.
+    """
+    some = {key: value for key, value in found.items() if len(value)}
+    if not some:
+        raise NothingToDrawError(f"{what}: no run has it")
+    return some
 
 
 def loss_by_tokens(

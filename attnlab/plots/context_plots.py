@@ -10,17 +10,14 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from attnlab.measurements.context import Reach, TruncatedContext
-from attnlab.plots.base import STYLE, NothingToDrawError
-from attnlab.plots.measurement_plots import band, legend_below, row_of_axes
+from attnlab.plots.base import STYLE
+from attnlab.plots.measurement_plots import band, by_arm, legend_below, row_of_axes
 from attnlab.results import Results
 
 
 def truncated_context(results: Results, arms: Sequence[str]) -> Figure:
     """Loss by position, a panel each: of whole windows, and with the context cut off behind the position."""
-    measured = {arm: list(results.measured(TruncatedContext.read, arm).values()) for arm in arms}
-    measured = {arm: found for arm, found in measured.items() if found}
-    if not measured:
-        raise NothingToDrawError("truncated context: no run has it")
+    measured = by_arm("truncated context", results, TruncatedContext.read, arms)
     with mpl.rc_context(STYLE):
         figure, axes = row_of_axes(2, ylabel="loss, nats per token")
         for axis, field, title in zip(
@@ -37,10 +34,7 @@ def truncated_context(results: Results, arms: Sequence[str]) -> Figure:
 
 def reach(results: Results, arms: Sequence[str]) -> Figure:
     """Share of all influence by distance, on logarithmic axes; a line ends at the farthest token that is read."""
-    measured = {arm: list(results.measured(Reach.read, arm).values()) for arm in arms}
-    measured = {arm: found for arm, found in measured.items() if found}
-    if not measured:
-        raise NothingToDrawError("reach: no run has it")
+    measured = by_arm("reach", results, Reach.read, arms)
     with mpl.rc_context(STYLE):
         figure, (axis,) = row_of_axes(1, ylabel="share of the influence", width=4.6)
         for place, (arm, found) in enumerate(measured.items()):

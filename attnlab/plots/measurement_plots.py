@@ -5,7 +5,8 @@ Each function raises `NothingToDrawError` where no run has what it draws.
 """
 
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 import matplotlib as mpl
 import numpy as np
@@ -17,8 +18,10 @@ from matplotlib.ticker import FixedLocator, MaxNLocator
 from attnlab import measurements, statistics
 from attnlab.claims.judging import TrendRow
 from attnlab.measurements import LossByLength, Probes, ShuffledPrefix
-from attnlab.plots.base import COLOURS, DASHES, STYLE, NothingToDrawError
-from attnlab.results import Results
+from attnlab.plots.base import COLOURS, DASHES, STYLE, nonempty
+from attnlab.results import Results, Run
+
+T = TypeVar("T")
 
 
 def loss_by_position(results: Results, panels: Mapping[str, Sequence[str]]) -> Figure:
@@ -29,8 +32,7 @@ def loss_by_position(results: Results, panels: Mapping[str, Sequence[str]]) -> F
         for arm in arms
     }
     shown = {title: [a for a in arms if len(measured[a])] for title, arms in panels.items()}
-    shown = {title: arms for title, arms in shown.items() if arms}
-    _some("loss by position", shown)
+    shown = nonempty("loss by position", shown)
     with mpl.rc_context(STYLE):
         figure, axes = row_of_axes(len(shown), ylabel="val/loss, nats per token")
         for axis, (title, arms) in zip(axes, shown.items(), strict=True):
@@ -51,9 +53,7 @@ def probe_error(results: Results, arms: Sequence[str]) -> Figure:
     Horizontal lines: (N^2 - 1) / 3N, a uniform guess, and N / 4, the best guess that looks at nothing. What has no
     layers is a level line.
     """
-    measured = {arm: list(results.measured(Probes.read, arm).values()) for arm in arms}
-    measured = {arm: probes for arm, probes in measured.items() if probes}
-    _some("probe error", measured)
+    measured = by_arm("probe error", results, Probes.read, arms)
     everything = [probes for found in measured.values() for probes in found]
     labels = list(dict.fromkeys(label for probes in everything for label in probes.curves))
     labels.sort(key=lambda label: label != Probes.TRAINED)
@@ -81,9 +81,7 @@ def shuffled_prefix(results: Results, arms: Sequence[str]) -> Figure:
 
     Box: quartiles and median; whiskers: 5 to 95 %; diamond: mean.
     """
-    measured = {arm: list(results.measured(ShuffledPrefix.read, arm).values()) for arm in arms}
-    measured = {arm: found for arm, found in measured.items() if found}
-    _some("shuffled prefix", measured)
+    measured = by_arm("shuffled prefix", results, ShuffledPrefix.read, arms)
     with mpl.rc_context(STYLE):
         size = (2.0 + 1.1 * len(measured), 3.6)
         figure = Figure(figsize=size, layout="constrained")
@@ -120,9 +118,7 @@ def shuffled_prefix(results: Results, arms: Sequence[str]) -> Figure:
 
 def loss_by_length(results: Results, arms: Sequence[str]) -> Figure:
     """Loss of the same last targets by the length of the context; the vertical line is the training context."""
-    measured = {arm: list(results.measured(LossByLength.read, arm).values()) for arm in arms}
-    measured = {arm: found for arm, found in measured.items() if found}
-    _some("loss by length", measured)
+    measured = by_arm("loss by length", results, LossByLength.read, arms)
     with mpl.rc_context(STYLE):
         figure, (axis,) = row_of_axes(1, ylabel="loss of the same last targets, nats", width=4.6)
         for place, (arm, found) in enumerate(measured.items()):
@@ -151,8 +147,8 @@ def attention_entropy(results: Results, arms: Sequence[str], *, columns: int = 4
     1: attention is spread evenly over all that may be read; 0: it is on one token.
     """
     entropy = {arm: _stacked(results.measured(measurements.attention_entropy, arm)) for arm in arms}
-    means = {arm: e_SLN.mean(axis=0) for arm, e_SLN in entropy.items() if len(e_SLN)}
-    _some("attention entropy", means)
+    entropy = nonempty("attention entropy", entropy)
+    means = {arm: e_SLN.mean(axis=0) for arm, e_SLN in entropy.items()}
     columns = min(columns, len(means))
     rows = -(-len(means) // columns)
     with mpl.rc_context(STYLE | {"axes.grid": False}):
@@ -176,8 +172,9 @@ def attention_entropy(results: Results, arms: Sequence[str], *, columns: int = 4
 
 def trend(row: TrendRow, unit: str = "nats") -> Figure:
     """A paired difference by the value of a knob: rings are seeds, bars 95 % intervals of the mean."""
-    points = {at: list(values.values()) for at, values in row.points.items() if values}
-    _some(row.trend.title, points)
+    points = nonempty(
+        row.trend.title, {at: list(values.values()) for at, values in row.points.items()}
+    )
     with mpl.rc_context(STYLE):
         figure, (axis,) = row_of_axes(1, ylabel=f"paired difference, {unit}", width=4.6)
         axis.set_title("\n".join(textwrap.wrap(row.trend.title, 60)), loc="left")
@@ -261,6 +258,17 @@ def _heat(axis: Axes, title: str, entropy_LN: np.ndarray) -> mpl.cm.ScalarMappab
     return image
 
 
+def by_arm(
+    what: str, results: Results, read: Callable[[Run], T | None], arms: Sequence[str]
+) -> dict[str, list[T]]:
+    """What was measured on the runs of each arm; arms of which no run was measured are left out.
+
+    Raises:
+      NothingToDrawError: none was.
+    """
+    return nonempty(what, {arm: list(results.measured(read, arm).values()) for arm in arms})
+
+
 def _stacked(by_seed: Mapping[int, np.ndarray]) -> np.ndarray:
     """[S, ...]; runs of another shape than the first (another context or depth) are no part of the mean."""
     arrays = list(by_seed.values())
@@ -277,8 +285,3 @@ def _level(mad_L: np.ndarray, layers: int) -> np.ndarray:
 
 def _rgb(colour: str) -> tuple[float, float, float]:
     return mpl.colors.to_rgb(colour)
-
-
-def _some(what: str, found: Mapping[str, object] | Mapping[float, object]) -> None:
-    if not found:
-        raise NothingToDrawError(f"{what}: no run has it")

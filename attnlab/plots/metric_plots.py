@@ -2,15 +2,18 @@
 
 import re
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sized
+from typing import TypeVar
 
 import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
 
-from attnlab.plots.base import COLOURS, DASHES, STYLE, NothingToDrawError
+from attnlab.plots.base import COLOURS, DASHES, STYLE, nonempty
 from attnlab.plots.measurement_plots import band, legend_below, row_of_axes
 from attnlab.results import Results, Run
+
+T = TypeVar("T", bound=Sized)
 
 
 def mean_by_step(
@@ -29,17 +32,7 @@ def mean_by_step(
     Raises:
       NothingToDrawError: no run of any arm has such a column.
     """
-    shown = {
-        title: {
-            label: found
-            for label, arm in lines.items()
-            if arm in results.arms and len(found := _by_step(results, arm, columns))
-        }
-        for title, lines in panels.items()
-    }
-    shown = {title: lines for title, lines in shown.items() if lines}
-    if not shown:
-        raise NothingToDrawError(f"{ylabel}: no run has it")
+    shown = _lines(results, panels, lambda arm: _by_step(results, arm, columns), ylabel)
     with mpl.rc_context(STYLE):
         figure, axes = row_of_axes(len(shown), ylabel=ylabel, width=3.0)
         for axis, (title, lines) in zip(axes, shown.items(), strict=True):
@@ -56,6 +49,24 @@ def mean_by_step(
             legend_below(axis)
         figure.supxlabel("update    (line: mean over seeds; band: smallest to largest)", size=9)
     return figure
+
+
+def _lines(
+    results: Results,
+    panels: Mapping[str, Mapping[str, str]],
+    read: Callable[[str], T],
+    what: str,
+) -> dict[str, dict[str, T]]:
+    """Panel title -> label -> what is read of its arm, where there is something."""
+    found = {
+        title: {
+            label: line
+            for label, arm in lines.items()
+            if arm in results.arms and len(line := read(arm))
+        }
+        for title, lines in panels.items()
+    }
+    return nonempty(what, found)
 
 
 def _by_step(results: Results, arm: str, columns: str) -> dict[int, list[float]]:
@@ -87,17 +98,7 @@ def first_by_layer(
     Raises:
       NothingToDrawError: no run of any arm has such a column.
     """
-    shown = {
-        title: {
-            label: rows
-            for label, arm in lines.items()
-            if arm in results.arms and (rows := _first_rows(results, arm, column))
-        }
-        for title, lines in panels.items()
-    }
-    shown = {title: lines for title, lines in shown.items() if lines}
-    if not shown:
-        raise NothingToDrawError(f"{ylabel}: no run has it")
+    shown = _lines(results, panels, lambda arm: _first_rows(results, arm, column), ylabel)
     with mpl.rc_context(STYLE):
         figure, axes = row_of_axes(len(shown), ylabel=ylabel, width=3.0)
         for axis, (title, lines) in zip(axes, shown.items(), strict=True):

@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, NullLocator
 
-from attnlab.plots.base import COLOURS, DASHES, STYLE, NothingToDrawError
+from attnlab.plots.base import COLOURS, DASHES, STYLE, nonempty
 from attnlab.plots.measurement_plots import row_of_axes
 from attnlab.results import DIVERGED, Results
 
@@ -35,9 +35,10 @@ def loss_by_rate(
     Raises:
       NothingToDrawError: no run of any grid has ended.
     """
-    shown = {title: _drawable(results, lines) for title, lines in panels.items()}
-    shown = {title: lines for title, lines in shown.items() if lines}
-    _some("loss by learning rate", shown)
+    shown = nonempty(
+        "loss by learning rate",
+        {title: _drawable(results, lines) for title, lines in panels.items()},
+    )
     with mpl.rc_context(STYLE):
         figure, axes = row_of_axes(len(shown), ylabel=f"final {metric}, nats per token")
         for axis, (title, lines) in zip(axes, shown.items(), strict=True):
@@ -69,8 +70,7 @@ def by_size(
         label: {x: list(values.values()) for x, values in sorted(points.items()) if values}
         for label, points in series.items()
     }
-    shown = {label: points for label, points in shown.items() if points}
-    _some(ylabel, shown)
+    shown = nonempty(ylabel, shown)
     with mpl.rc_context(STYLE):
         figure, (axis,) = row_of_axes(1, ylabel=ylabel, width=4.6)
         for place, (label, points) in enumerate(shown.items()):
@@ -104,8 +104,7 @@ def largest_logit_by_step(results: Results, panels: Mapping[str, Grid]) -> Figur
         if grid
     }
     curves = {t: {r: c for r, c in lines.items() if len(c)} for t, lines in curves.items()}
-    curves = {title: lines for title, lines in curves.items() if lines}
-    _some("largest logit by update", curves)
+    curves = nonempty("largest logit by update", curves)
     columns = min(MOST_COLUMNS, len(curves))
     rows = -(-len(curves) // columns)
     with mpl.rc_context(STYLE):
@@ -188,8 +187,3 @@ def _shade(place: int, count: int) -> tuple[float, ...]:
     """Dark for small rates, light for large ones, and never too light to see."""
     colour: tuple[float, ...] = mpl.colormaps["cividis"](0.9 * place / max(count - 1, 1))
     return colour
-
-
-def _some(what: str, shown: Mapping[str, object]) -> None:
-    if not shown:
-        raise NothingToDrawError(f"{what}: no run has it")
