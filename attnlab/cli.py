@@ -497,18 +497,15 @@ def _data(args: argparse.Namespace, _: list[str]) -> int:
 
 def _bench(args: argparse.Namespace, _: list[str]) -> int:
     parser = argparse.ArgumentParser(prog=f"attnlab bench {args.what}")
-    if args.what == "attention":
-        with _bad_input():
-            _prepare_machine(None)
-        from attnlab.bench import attention  # starts jax: its flags are parsed here, not above
-
-        parser.description = attention.__doc__
-        attention.add_arguments(parser)
-        flags = parser.parse_args(args.flags)
-        with _bad_input():
-            return attention.run(flags)
     with _bad_input():
         _prepare_machine(None)
+        # Benchmarks import jax: their flags are parsed here, not above.
+        if args.what == "attention":
+            from attnlab.bench import attention
+
+            parser.description = attention.__doc__
+            attention.add_arguments(parser)
+            return attention.run(parser.parse_args(args.flags))
         from attnlab.bench import durability, updates
 
         bench = updates if args.what in ("step", "population") else durability

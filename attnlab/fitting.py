@@ -18,14 +18,15 @@ MARGIN = 1.5
 
 @dataclass(frozen=True)
 class Need:
-    """Bytes of one pool of memory while a group trains: a device's, or the host's, which its host devices share."""
+    """Bytes of one pool of memory while a group trains: a device's, or the host's, which its host devices share.
+
+    `successor`: the states that updates return, beside those they got, once the activations are gone.
+    """
 
     state: int  # parameters and moments of the members there
     gradients: int
     activations: int
-    successor: (
-        int  # the states that updates return, beside those they got, once the activations are gone
-    )
+    successor: int
 
     @property
     def total(self) -> int:
@@ -121,7 +122,8 @@ def _refusal(index: int, group: Group, wanted: Need, free: int) -> str:
     return (
         f"{field} does not fit: group {index} ({len(group.members)} members of {costs.parameter_count(arch):,} "
         f"parameters) needs about {wanted.total / GB:.1f} GB (parameters and moments {wanted.state / GB:.1f}, gradients "
-        f"{wanted.gradients / GB:.1f}, activations {wanted.activations / GB:.1f}, afterwards new parameters and moments {wanted.successor / GB:.1f}), {free / GB:.1f} GB are free; "
+        f"{wanted.gradients / GB:.1f}, activations {wanted.activations / GB:.1f}, afterwards new parameters and "
+        f"moments {wanted.successor / GB:.1f}), {free / GB:.1f} GB are free; "
         f"allowed: {', '.join(_ways_out(group, free)) or 'a smaller model'}"
     )
 

@@ -225,9 +225,9 @@ CLAIM = Claim(
     gaps=(
         Gap("prefix, targets behind it", *PARITY),
         *(
-            Gap(f"{label.removesuffix('-depth2')} of the context, {depth} layers", label, wider[-1])
+            Gap(f"{window} of the context, {depth} layers", label, wider[-1])
             for depth, wider in WIDER.items()
-            for label in wider[:-1]
+            for window, label in zip(WINDOWS, wider, strict=False)
         ),
     ),
     trends=tuple(

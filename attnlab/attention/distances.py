@@ -59,9 +59,8 @@ def _mass_around(edges: tuple[int, ...], own: Array, p: Array) -> Array:
     before = jnp.einsum(
         "ts,bksr->bktr", lower, jnp.sum(by_block, axis=3), precision=lax.Precision.HIGHEST
     )
-    before += jnp.pad(
-        head, ((0, 0), (0, 0), (0, 1), (0, 0))
-    )  # the mass up to key step * t + residue
+    # Of the keys below step * t + residue.
+    before += jnp.pad(head, ((0, 0), (0, 0), (0, 1), (0, 0)))
 
     def gather(x: Array, index: Array) -> Array:
         found = jnp.take_along_axis(

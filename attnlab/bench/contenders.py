@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from attnlab import masks
 from attnlab.attention import attend
@@ -154,7 +154,7 @@ def _compiled(name: str, backward: bool, mask: str | None) -> Callable[..., Any]
 
     function = both if backward else lambda q, k, v, m, _: forward(q, k, v, m)
     if name == _over_devices():
-        mesh, heads = _mesh(), PartitionSpec(None, None, "heads")
+        mesh, heads = _by_heads().mesh, _by_heads().spec
         function = jax.shard_map(
             function, mesh=mesh, in_specs=(heads, heads, heads, PartitionSpec(), heads),
             out_specs=heads, check_vma=False,
@@ -162,8 +162,11 @@ def _compiled(name: str, backward: bool, mask: str | None) -> Callable[..., Any]
     return jax.jit(function)
 
 
-def _mesh() -> Mesh:
-    return jax.make_mesh((jax.device_count(),), ("heads",), axis_types=(AxisType.Auto,))
+@cache
+def _by_heads() -> NamedSharding:
+    """[B, T, N, H] with an equal share of the heads on each device."""
+    mesh = jax.make_mesh((jax.device_count(),), ("heads",), axis_types=(AxisType.Auto,))
+    return NamedSharding(mesh, PartitionSpec(None, None, "heads"))
 
 
 def _prepare_jax(name: str, case: Case) -> tuple[Callable[[], float], float]:
@@ -173,8 +176,7 @@ def _prepare_jax(name: str, case: Case) -> tuple[Callable[[], float], float]:
     function = _compiled(name, case.backward, case.mask if name == "jax.nn" else None)
     q, k, v, dout = _arrays(case)
     if devices > 1:
-        heads = NamedSharding(_mesh(), PartitionSpec(None, None, "heads"))
-        q, k, v, dout = jax.device_put((q, k, v, dout), heads)
+        q, k, v, dout = jax.device_put((q, k, v, dout), _by_heads())
     arguments = (q, k, v, mask_of(case), dout)
 
     def once() -> float:
